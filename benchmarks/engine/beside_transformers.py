@@ -29,7 +29,7 @@ from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
 
 _COLUMNS = "model", "branches", "prefill, ours", "transformers", "times", "step, ours", "transformers", "times"
-_SHOWN = "Llama", "Qwen3.5", "LFM2", "DeepSeek-V3"
+_SHOWN = "Llama", "Qwen3.5", "LFM2", "DeepSeek-V3", "Gemma 4"
 _VOCAB = 7900
 PROMPT, STEPS = 256, 32
 

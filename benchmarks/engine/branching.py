@@ -70,6 +70,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mamba_num_heads": 16, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 4},
     ),
     "DeepSeek-V3": ("DeepseekV3ForCausalLM", _LATENT),
+    "Gemma 4": (
+        "Gemma4ForCausalLM",
+        {"layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2, "sliding_window": 256, "pad_token_id": 0}
+        | {"global_head_dim": 128, "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": _VOCAB}
+        | {"num_kv_shared_layers": 4},
+    ),
 }
 _COLUMNS = "model", "search", "tokens, cached", "recomputed", "s, cached", "recomputed", "times", "bits"
 PROMPT, SAMPLES, TOKENS, ROUNDS, BEAM, KEPT, STEP = 512, 16, 64, 8, 8, 2, 32

@@ -245,7 +245,12 @@ class Decoder:
         """Return the layers' inputs."""
         hidden = self.embedding(batch.tokens, self.config.embedding_scale)
         states = None if batch.states is None else self.place_states(batch.states)
-        return StepInputs(hidden, [table[batch.positions] for table in self.rope_tables], states)
+        by_layer = self.compute_layer_inputs(batch.tokens, hidden)
+        return StepInputs(hidden, [table[batch.positions] for table in self.rope_tables], states, by_layer)
+
+    def compute_layer_inputs(self, tokens: Tensor, hidden: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return ``StepInputs.by_layer`` of tokens and their embeddings, ``None`` if the layers have no such inputs."""
+        return None
 
     def place_states(self, step: StateStep) -> LayerStates:
         """Return the states of a step with its segments on the device."""
@@ -312,7 +317,10 @@ class Decoder:
         return hidden, following.project(hidden, normed)
 
     def forward_last_mlp(self, hidden: Tensor, attn_out: Tensor, by_layer: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Return the final hidden states ``[rows, hidden]`` from some rows of ``forward_until_last_attention``."""
+        """Return the final hidden states ``[rows, hidden]`` from some rows of ``forward_until_last_attention``.
+
+        ``by_layer``: the same rows of ``StepInputs.by_layer``; only the last layer's are read.
+        """
         return self._layers[-1].forward_mlp(hidden, attn_out)[0]
 
     def embed(self, tokens: Tensor) -> Tensor:

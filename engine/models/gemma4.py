@@ -5,24 +5,26 @@ A layer that shares the keys and values of an earlier one calls the same attenti
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine.attention.layer import LayerAttentionConfig
 from engine.device import DeviceConfig
-from engine.models.decoder import Decoder, Layer, LayerBuilder, StepInputs
+from engine.models.decoder import Decoder, Layer, LayerBuilder
 from engine.models.families.config import DecoderConfig, ExpertsConfig
 from engine.models.families.gemma4 import Gemma4Config
 from engine.models.feed_forward import Experts, FeedForward, GatedMlp, can_capture, has_grouped_products, stack_experts
-from engine.models.interface import Batch, KeepState
+from engine.models.interface import KeepState
 from engine.models.routing import Router, RoutingConfig
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.matmul import create_embedding, create_product
 from engine.weights.safetensors import Weights
 from kernels.common.quantization import Rows
+from kernels.cpu.runtime.recorder import end_layer
 from kernels.layers.activation import gelu_tanh_mul
+from kernels.layers.elementwise import add, concatenate, contiguous, scale
 from kernels.layers.norm import rms_norm
 from kernels.linear.fp32 import Product
 
@@ -42,8 +44,8 @@ class TokenInput:
 
     def add(self, hidden: Tensor, inputs: Tensor, eps: float) -> Tensor:
         """Return the hidden states with the ``inputs`` ``[tokens, input]``."""
-        gated = gelu_tanh_mul(torch.cat((self.gate(hidden), inputs), dim=1))
-        return hidden + rms_norm(self.projection(gated), self.norm, eps)
+        gated = gelu_tanh_mul(concatenate((self.gate(hidden), inputs)))
+        return add(hidden, rms_norm(self.projection(gated), self.norm, eps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,13 @@ class Gemma4Layer(Layer):
     value_norm: Tensor
     """``[head_dim]``, ones."""
     token_input: TokenInput | None
-    scale: float
-    """Factor of the hidden states after the layer."""
+    factor: Tensor
+    """``[1, 1]``, of the hidden states after the layer."""
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        own = () if self.token_input is None else (self.token_input.gate, self.token_input.projection)
+        return self.qkv, self.output, *self.mlp.products, *own
 
     def project(self, hidden: Tensor, normed: Rows | None = None) -> Tensor:
         """Return queries, and keys and values if the layer has its own, ``[tokens, vectors, head_dim]``."""
@@ -65,15 +72,16 @@ class Gemma4Layer(Layer):
         rows = self._project(hidden, normed).view(len(hidden), -1, dim)
         if not self.has_keys:
             return rows
-        values = rms_norm(rows[:, -kv_heads:], self.value_norm, self.config.norm_eps)
-        return torch.cat((rows[:, : heads + kv_heads], values), dim=1)
+        values = rms_norm(contiguous(rows[:, -kv_heads:]), self.value_norm, self.config.norm_eps)
+        return concatenate((rows[:, : heads + kv_heads], values))
 
     def finish(self, hidden: Tensor, inputs: Tensor | None) -> Tensor:
         """Return the hidden states after the layer, from those after its feed-forward part."""
         if self.token_input is not None:
             assert inputs is not None
             hidden = self.token_input.add(hidden, inputs, self.config.norm_eps)
-        return hidden * self.scale
+        scale(hidden, self.factor)
+        return hidden
 
 
 class Gemma4Builder(LayerBuilder):
@@ -117,7 +125,7 @@ class Gemma4Builder(LayerBuilder):
             has_keys=has_keys,
             value_norm=torch.ones(dim, device=self._device_config.device),
             token_input=self._token_input(prefix, own) if own.input_size else None,
-            scale=float(self._weights.take_raw(f"{prefix}layer_scalar", None, 1)),
+            factor=self._weights.take(f"{prefix}layer_scalar", 1)[None].to(self._device_config.device),
         )
 
     def _key_norm(self, prefix: str, call: int, dim: int) -> Tensor:
@@ -242,18 +250,25 @@ class TokenInputs:
         self._table = create_embedding(table, device_config)
         self._projection = builder.linear("model.per_layer_model_projection", width, config.hidden_size, bias=False)
         self._norm = builder.norm("model.per_layer_projection_norm", own.input_size)
+        self._half = torch.full((1, 1, 1), 2**-0.5, device=device_config.device)
+        self.is_recordable = self._projection.is_kernel
+        """True if it only launches kernels that a ``KernelGraph`` records."""
 
     def __call__(self, tokens: Tensor, hidden: Tensor) -> Tensor:
         """Return ``[layers, tokens, input]``. ``hidden``: the embeddings of the tokens."""
         embedded = self._table(tokens, self._size**0.5)
         projected = rms_norm(self._projection(hidden).view(len(hidden), -1, self._size), self._norm, self._eps)
-        return ((projected + embedded.view(projected.shape)) * 2**-0.5).transpose(0, 1)
+        total = add(projected, embedded.view(projected.shape))
+        scale(total, self._half)
+        return total.transpose(0, 1)
 
 
 class Gemma4Decoder(Decoder):
     """A ``Model`` with such layers."""
 
-    is_recordable = False
+    @property
+    def is_recordable(self) -> bool:
+        return super().is_recordable and (self._token_inputs is None or self._token_inputs.is_recordable)
 
     @property
     def is_capturable(self) -> bool:
@@ -270,11 +285,8 @@ class Gemma4Decoder(Decoder):
         self._token_inputs = TokenInputs(config, weights, builder, device_config) if has_inputs else None
         return builder
 
-    def embed_inputs(self, batch: Batch) -> StepInputs:
-        step = super().embed_inputs(batch)
-        if self._token_inputs is None:
-            return step
-        return replace(step, by_layer=self._token_inputs(batch.tokens, step.hidden))
+    def compute_layer_inputs(self, tokens: Tensor, hidden: Tensor) -> Tensor | None:
+        return None if self._token_inputs is None else self._token_inputs(tokens, hidden)
 
     def forward_between(
         self,
@@ -284,17 +296,18 @@ class Gemma4Decoder(Decoder):
         keep: KeepState | None = None,
         by_layer: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        hidden = self._finish(index, hidden, attn_out, by_layer)
+        hidden = self._finish(index, hidden, attn_out, None if by_layer is None else by_layer[index])
         if keep is not None:
             keep(index + 1, hidden)
+        end_layer()
         return hidden, self._layers[index + 1].project(hidden)
 
     def forward_last_mlp(self, hidden: Tensor, attn_out: Tensor, by_layer: Tensor | None = None) -> Tensor:
-        return self._finish(len(self._layers) - 1, hidden, attn_out, by_layer)
+        return self._finish(-1, hidden, attn_out, None if by_layer is None else by_layer[-1])
 
-    def _finish(self, index: int, hidden: Tensor, attn_out: Tensor, by_layer: Tensor | None) -> Tensor:
-        """Return the hidden states after a layer, by its index, from its input and its attention."""
+    def _finish(self, index: int, hidden: Tensor, attn_out: Tensor, inputs: Tensor | None) -> Tensor:
+        """Return the hidden states after a layer, by its index, from those before it, its attention and ``inputs``."""
         layer = self._layers[index]
         assert isinstance(layer, Gemma4Layer)
         hidden, _ = layer.forward_mlp(hidden, attn_out)
-        return layer.finish(hidden, None if by_layer is None else by_layer[index])
+        return layer.finish(hidden, inputs)

@@ -14,6 +14,7 @@ from engine.models.decoder import Decoder, StepInputs
 from engine.models.interface import Batch, KeepState, Model
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from kernels.cpu.runtime.kernel_graph import KernelGraphCache
+from kernels.layers.elementwise import write
 
 _MAX_RECORDED_TOKENS = 128
 """Maximum number of tokens of a recorded step. In larger steps the interpreter's share of the time is small."""
@@ -46,6 +47,10 @@ class CpuForward:
             if model.is_head_recordable:
                 self.fused_sampler = FusedCpuSampler(model, self._inputs[1], num_rows)
             self._angles = [torch.empty(_MAX_RECORDED_TOKENS, table.shape[1]) for table in model.rope_tables]
+        self._by_layer: Tensor | None = None
+        """Inputs of all layers of a recorded step, ``[layers, tokens, input]``, if they have any from the tokens."""
+        self._step_by_layer: Tensor | None = None
+        """The same inputs of the step that is being computed."""
         self.graphs: KernelGraphCache[Tensor] = KernelGraphCache()
         """Recorded steps of which all hidden states are read, by number of tokens and threads."""
         self._first_parts: KernelGraphCache[tuple[Tensor, Tensor]] = KernelGraphCache()
@@ -54,7 +59,7 @@ class CpuForward:
         """The last feed-forward of such steps, by number of hidden states and threads, over ``_selected``."""
         self._selection = torch.empty(_MAX_RECORDED_TOKENS, dtype=torch.int64)
         self._selected: list[Tensor] = []
-        """Rows to read of the residual stream and of the last attention's output."""
+        """Rows to read of the residual stream, of the last attention's output, and of the last layer's inputs."""
         self.kept: Mapping[int, Tensor] = {}
         self._kept_buffers: dict[int, Tensor] = {}
         """Hidden states after each layer that a recorded step keeps."""
@@ -128,12 +133,16 @@ class CpuForward:
         """Compute a step up to its last attention; see ``Decoder.forward_until_last_attention``."""
         num_tokens = batch.tokens.shape[0]
         if num_tokens > _MAX_RECORDED_TOKENS:
-            return model.forward_until_last_attention(model.embed_inputs(batch), self._attend, self._keep(layers))
+            inputs = model.embed_inputs(batch)
+            self._step_by_layer = inputs.by_layer
+            return model.forward_until_last_attention(inputs, self._attend, self._keep(layers))
         keep = self._copy(layers, num_tokens)
-        return self._first_parts(
+        result = self._first_parts(
             (num_tokens, torch.get_num_threads(), layers),
             lambda: model.forward_until_last_attention(self._embed(model, batch), self._attend, keep),
         )
+        self._step_by_layer = None if self._by_layer is None else self._by_layer[:, :num_tokens]
+        return result
 
     def _compute_last_part(
         self, model: Decoder, hidden: Tensor, attn_out: Tensor, batch: Batch, read: Sequence[int]
@@ -141,24 +150,21 @@ class CpuForward:
         """Compute the hidden states to ``read`` after the first part; see ``Decoder.forward_last_mlp``."""
         from kernels.cpu.sampling.draft_chain import gather_rows
 
-        count = len(read)
+        count, by_layer = len(read), self._step_by_layer
+        tables = [hidden, attn_out] + ([] if by_layer is None else [by_layer[-1].contiguous()])
         if not 0 < count <= _MAX_RECORDED_TOKENS:
             indices = torch.tensor(read, dtype=torch.int64)
-            return model.forward_last_mlp(hidden[indices], attn_out[indices]) if count else hidden[:0]
+            return _finish_rows(model, [table[indices] for table in tables]) if count else hidden[:0]
         indices = self._selection[:count]
         indices.numpy()[:] = read
         # The positions of all tokens are not needed any more; the fused sampler reads those of the selected ones.
         self._inputs_numpy[1, :count] = batch.positions.numpy()[read]
-        self._selected = self._selected or [
-            torch.empty(_MAX_RECORDED_TOKENS, table.shape[1]) for table in (hidden, attn_out)
-        ]
+        self._selected = self._selected or [torch.empty(_MAX_RECORDED_TOKENS, table.shape[1]) for table in tables]
         selected = [
             gather_rows(table, indices, out=buffer[:count])
-            for table, buffer in zip((hidden, attn_out), self._selected, strict=True)
+            for table, buffer in zip(tables, self._selected, strict=True)
         ]
-        return self._expose(
-            self._last_parts((count, torch.get_num_threads()), lambda: model.forward_last_mlp(*selected))
-        )
+        return self._expose(self._last_parts((count, torch.get_num_threads()), lambda: _finish_rows(model, selected)))
 
     def _embed(self, model: Decoder, batch: Batch) -> StepInputs:
         """Compute ``Decoder.embed_inputs`` of a batch from the input buffers."""
@@ -172,4 +178,16 @@ class CpuForward:
             for table, buffer in zip(model.rope_tables, self._angles, strict=True)
         ]
         states = None if batch.states is None else LayerStates(batch.states.layers, self._segments[:num_tokens])
-        return StepInputs(hidden, angles, states)
+        by_layer = model.compute_layer_inputs(tokens, hidden)
+        if by_layer is not None:
+            if self._by_layer is None:
+                self._by_layer = torch.empty(len(by_layer), _MAX_RECORDED_TOKENS, by_layer.shape[2])
+            write(self._by_layer[:, :num_tokens], by_layer)
+            by_layer = self._by_layer[:, :num_tokens]
+        return StepInputs(hidden, angles, states, by_layer)
+
+
+def _finish_rows(model: Decoder, rows: Sequence[Tensor]) -> Tensor:
+    """Return ``Decoder.forward_last_mlp`` of rows of the hidden states, the attention and the last layer's inputs."""
+    hidden, attn_out, *inputs = rows
+    return model.forward_last_mlp(hidden, attn_out, inputs[0][None] if inputs else None)

@@ -124,7 +124,8 @@ def test_a_value_without_meaning_is_refused_by_name(
         ("deepseek_v3", {}, True),
         ("qwen3_moe", {}, True),
         ("gpt_oss", {}, True),
-        ("gemma4", {}, False),  # layers share keys and values
+        ("gemma4", {}, True),
+        ("gemma4_moe", {}, False),  # routers weight the experts by numbers of their own
     ],
 )
 def test_steps_are_recorded_where_all_of_them_is_kernels(

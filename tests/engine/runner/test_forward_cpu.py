@@ -26,9 +26,9 @@ from tests.long import mostly_long, mostly_long_grid
 OPTIONS = EngineOptions(kv_tokens=8192, max_running=64, step_tokens=512)
 REPEATED = ["llama", "mistral", "qwen2", "qwen3", "qwen3_5", "lfm2", "gemma2", "olmo3", "ministral3"]
 REPEATED += ["nemotron_h", "granite_hybrid_dense", "falcon_h1_norm", "mamba2"]
-REPEATED += ["qwen3_moe", "qwen3_next", "deepseek_v3", "gpt_oss"]
+REPEATED += ["qwen3_moe", "qwen3_next", "deepseek_v3", "gpt_oss", "gemma4", "gemma4_shared", "gemma4_plain"]
 THREADS = [1, 2]
-OTHERS = ["gemma4", "phi3", "nemotron_h_moe"]
+OTHERS = ["gemma4_moe", "phi3", "nemotron_h_moe"]
 
 
 @pytest.mark.parametrize(("kind", "threads"), mostly_long_grid(REPEATED, THREADS, every=3))
