@@ -95,6 +95,10 @@ STAGES: dict[str, tuple[Command, ...]] = {
         _steps("keys of 8 bits", "256:2048", options=("--kv", "fp8")),
     ),
     "kernels": tuple(map(_kernels, ("attention", "linear", "sampling", "norm", "step"))),
+    "recurrent": (
+        _kernels("recurrent"),
+        _steps("delta rule and attention", "1:2048", "16:2048", "64:2048", "64:2048:1024", options=("--hybrid",)),
+    ),
     "cascade": (_cascade(),),
     "cold-start": (_cold_start("empty cache of kernels"), _cold_start("filled cache of kernels")),
 }

@@ -1,8 +1,9 @@
 """Time the engine's decoding step on a GPU: the whole step, the GPU's share of it, and its largest kernels.
 
-``python -m benchmarks.gpu.decode [--kv fp8] [--int4] BATCH:CONTEXT[:SHARED] ...``; an 8B Llama's shapes with random
-weights, run by the engine's own scheduler, cache, graphs and sampler. With ``--tiny`` it runs anywhere, as a test of
-itself. The floor of a step is the time in which the GPU copies as many bytes as it must read at least.
+``python -m benchmarks.gpu.decode [--kv fp8] [--int4] [--hybrid] BATCH:CONTEXT[:SHARED] ...``; an 8B Llama's shapes with
+random weights, or those of a model of that size in which three of four layers have a gated delta rule (Qwen3.5), run by
+the engine's own scheduler, cache, graphs and sampler. With ``--tiny`` it runs anywhere, as a test of itself. The floor
+of a step is the time in which the GPU copies as many bytes as it must read at least.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -31,17 +33,19 @@ from benchmarks.kernels.dry_run import TINY_MODEL
 from benchmarks.kernels.measure import copy_rate
 from engine.core.engine_core import EngineCore
 from engine.device import DeviceConfig
-from engine.models.config import ModelConfig, read_raw_config
-from engine.models.decoder import Decoder
+from engine.models.config import ModelConfig, RawConfig, read_raw_config
 from engine.models.families.read import decoder_config
 from engine.models.interface import Model
+from engine.models.load import choose_class
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, EngineError, GenerateRequest, SamplingParams
 from engine.scheduler.sequence import Event, Request
 from engine.weights.formats.registry import MatrixReader
 from kernels.common.int4 import GROUP
 
-SIZES = shapes.SIZES | {"num_hidden_layers": 32}
+Sizes = Mapping[str, Any]
+"""Fields of ``config.json``."""
+SIZES: Sizes = shapes.SIZES | {"num_hidden_layers": 32}
 _NEW_TOKENS = 400
 _WARM_STEPS, _STEPS, _PROFILED = 40, 100, 5
 _TOP = 14
@@ -74,9 +78,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("cases", nargs="+", type=Work.parse, metavar="BATCH:CONTEXT[:SHARED]")
     parser.add_argument("--kv", default="auto", help="dtype of the KV cache")
     parser.add_argument("--int4", action="store_true", help="4-bit weights")
+    parser.add_argument("--hybrid", action="store_true", help="most layers have states instead of keys")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, on whatever device there is")
     arguments = parser.parse_args(argv)
-    sizes = TINY_MODEL if arguments.tiny else SIZES
+    sizes: Sizes = TINY_MODEL if arguments.tiny else SIZES
+    if arguments.hybrid:
+        sizes = add_states(sizes, tiny=arguments.tiny)
     copy = copy_rate(torch.device("cuda")) if torch.cuda.is_available() else float("nan")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -92,7 +99,25 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def write_checkpoint(folder: Path, sizes: dict[str, int]) -> None:
+def add_states(sizes: Sizes, *, tiny: bool) -> Sizes:
+    """Return the fields of a model in which every fourth layer, of a tiny one every second, has attention."""
+    num_layers, interval, (heads, dim) = (
+        int(sizes["num_hidden_layers"]),
+        2 if tiny else 4,
+        (2, 16) if tiny else (16, 128),
+    )
+    kinds = ["linear_attention" if (index + 1) % interval else "full_attention" for index in range(num_layers)]
+    delta = {
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": 2 * heads,
+        "linear_key_head_dim": dim,
+        "linear_value_head_dim": dim,
+        "linear_conv_kernel_dim": 4,
+    }
+    return {**sizes, **delta, "layer_types": kinds, "architectures": ["Qwen3_5ForCausalLM"]}
+
+
+def write_checkpoint(folder: Path, sizes: Sizes) -> None:
     """Write the config and a tokenizer of bytes into a folder that has no weights."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
@@ -111,7 +136,7 @@ def random_weights(read: MatrixReader) -> Iterator[None]:
     def load(folder: Path, capacity: Callable[[ModelConfig], int], device_config: DeviceConfig, **_: object) -> Model:
         config = decoder_config(read_raw_config(folder))
         context = min(config.max_context, capacity(config))
-        return Decoder(config, shapes.RandomWeights(device_config.device), context, read, device_config)
+        return choose_class(config)(config, shapes.RandomWeights(device_config.device), context, read, device_config)
 
     with patch("engine.core.model_setup.load_model", load):
         yield
@@ -130,15 +155,24 @@ def emulated_gpu() -> Iterator[None]:
         yield
 
 
-def count_bytes(work: Work, sizes: dict[str, int], *, int4: bool, kv_dtype: str) -> int:
-    """Return the bytes that a step must read at least: all weights once, and each key and value once."""
-    hidden, head_dim, layers = sizes["hidden_size"], sizes["head_dim"], sizes["num_hidden_layers"]
-    query, key = sizes["num_attention_heads"] * head_dim, 2 * sizes["num_key_value_heads"] * head_dim
-    weights = layers * hidden * (2 * query + key + 3 * sizes["intermediate_size"])
+def count_bytes(work: Work, sizes: Sizes, *, int4: bool, kv_dtype: str) -> int:
+    """Return the bytes that a step must read at least: all weights once, and each key and value once. Each state is
+    read and written."""
+    fields = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 65536, "rms_norm_eps": 1e-5, **sizes}
+    config = decoder_config(RawConfig(Path(), fields, {}))
+    hidden, head_dim, layers = config.hidden_size, config.head_dim, len(config.attention)
+    query, key = config.heads * head_dim, 2 * config.kv_heads * head_dim
+    weights = layers * hidden * ((2 if config.delta is None else 3) * query + key)
+    if config.delta is not None:
+        values = config.delta.value_heads * config.delta.value_dim
+        weights += len(config.states) * hidden * (sum(config.delta.projections.values()) + values)
+    weights += config.num_layers * hidden * 3 * config.intermediate
     bits = 4 + 24 / shapes.GROUP if int4 else 16
     kv_bytes = {"auto": 2, "int4": 0.5 + 2 / GROUP}.get(kv_dtype, 1 + 4 / head_dim)
     tokens = work.prompt_tokens + work.batch * (_WARM_STEPS + _STEPS // 2)
-    return int(weights * bits / 8 + 2 * sizes["vocab_size"] * hidden + tokens * layers * key * kv_bytes)
+    return int(weights * bits / 8 + 2 * config.vocab_size * hidden + tokens * layers * key * kv_bytes) + (
+        2 * work.batch * config.state_bytes
+    )
 
 
 def time_steps(folder: Path, work: Work, kv_dtype: str, floor: float, *, tiny: bool) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kernels import attention, dry_run, linear, norm, sampling, step
+from benchmarks.kernels import attention, dry_run, linear, norm, recurrent, sampling, step
 from benchmarks.kernels.measure import Case, documents, markdown
 
 SUITES: dict[str, Callable[[], Iterator[Case]]] = {
@@ -23,6 +23,7 @@ SUITES: dict[str, Callable[[], Iterator[Case]]] = {
     "linear": linear.cases,
     "attention": attention.cases,
     "sampling": sampling.cases,
+    "recurrent": recurrent.cases,
     "step": step.cases,
 }
 

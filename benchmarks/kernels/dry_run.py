@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.kernels import attention, linear, measure, norm, sampling, step
+from benchmarks.kernels import attention, linear, measure, norm, recurrent, sampling, step
 from benchmarks.kernels.measure import Case, Run
 
 TINY_MODEL = {
@@ -30,6 +30,7 @@ SUITES: dict[str, Callable[[], Iterator[Case]]] = {
     "linear": lambda: linear.cases((1, 5), ((256, 128),)),
     "attention": lambda: attention.cases((1, 2), (96, 160), 48),
     "sampling": lambda: sampling.cases((2,), 300),
+    "recurrent": lambda: recurrent.cases((2,), 9, recurrent.Sizes(1, 2, 16, 16), recurrent.Sizes(1, 2, 16, 8)),
     "step": lambda: step.cases((2,), 64, TINY_MODEL),
 }
 

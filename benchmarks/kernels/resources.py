@@ -12,7 +12,7 @@ from pathlib import Path
 
 import triton
 
-from tests.kernels.triton.compiled import test_layers, test_paged_attention, test_products
+from tests.kernels.triton.compiled import test_layers, test_paged_attention, test_products, test_recurrent
 from tests.kernels.triton.hopper import Compiled, compiling
 
 TARGETS = 90, 100
@@ -24,6 +24,8 @@ TABLE = Path("benchmarks/results/kernel-resources/table.md")
 def list_launches() -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the name of every specialisation and a function that launches it on tensors without memory."""
     for name, launch, *_ in test_layers.CASES:
+        yield name, launch
+    for name, launch, *_ in test_recurrent.CASES:
         yield name, launch
     for name, launch, *_ in test_products.CASES:
         yield name, launch

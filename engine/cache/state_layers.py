@@ -54,6 +54,8 @@ class LayerStates(NamedTuple):
     """As in ``StateStep``."""
     segments: Tensor
     """``[any, 5]`` int64: those of a ``StateStep``, and any number of zeros, which are segments without tokens."""
+    in_chunks: bool = False
+    """True if many tokens of a sequence may be computed together, see ``kernels.recurrent.gated_delta``."""
 
 
 @dataclass(frozen=True)

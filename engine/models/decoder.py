@@ -256,7 +256,9 @@ class Decoder:
         """Return the states of a step with its segments on the device."""
         if step.table is not None:
             return LayerStates(step.layers, step.table)
-        return LayerStates(step.layers, to_device(step.list_segments(), self.device_config.device))
+        config = self.device_config
+        in_chunks = config.uses_gpu_kernels and not config.is_batch_invariant
+        return LayerStates(step.layers, to_device(step.list_segments(), config.device), in_chunks)
 
     def forward_layers(
         self, inputs: StepInputs, attend: FusedAttentionBackend, keep: KeepState | None = None

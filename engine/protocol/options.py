@@ -32,7 +32,8 @@ class EngineOptions:
     state_slots: int | None = _define_option(
         None,
         "The number of states that each model with recurrent layers keeps, two for each running sequence and the rest "
-        "for cached prefixes. Without it what 1 GiB holds, at most six for each of max_running",
+        "for cached prefixes. Without it what 1 GiB holds, on a GPU a quarter of the memory for keys, at most six for "
+        "each of max_running",
         ge=1,
     )
     page_size: int = _define_option(16, "The number of tokens in a page of the KV cache", ge=1)

@@ -39,18 +39,28 @@ def delta_gates(a: Tensor, b: Tensor, rates: Tensor, bias: Tensor) -> tuple[Tens
 
 
 def gated_delta(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor, segments: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    segments: Tensor,
+    *,
+    in_chunks: bool = False,
 ) -> Tensor:
     """Return the outputs ``[tokens, heads, value_dim]`` of a step's tokens, and write the states after them.
 
     ``q`` and ``k``: ``[tokens, key_heads, key_dim]``, each read by ``heads // key_heads`` consecutive heads. ``v``:
     ``[tokens, heads, value_dim]``. ``decay``: the logarithm of ``g``, ``[tokens, heads]``; ``beta``: the same shape.
     ``states``: ``[slots, heads, key_dim, value_dim]``. ``segments``: see ``causal_convolution``.
+    ``in_chunks``: on a GPU, compute many tokens of a sequence by products of matrices; the results then depend, by
+    roundings, on where its segments begin.
     """
     if v.is_cuda:
         from kernels.triton.recurrent import gated_delta as on_gpu
 
-        return on_gpu.gated_delta(q, k, v, decay, beta, states, segments, NORM_EPS)
+        return on_gpu.gated_delta(q, k, v, decay, beta, states, segments, NORM_EPS, in_chunks=in_chunks)
     if can_use_kernels(q, k, v, states):
         return on_cpu.gated_delta(q, k, v, decay, beta, states, segments)
     dtype = v.dtype

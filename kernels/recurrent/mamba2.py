@@ -39,19 +39,27 @@ class HeadConstants(NamedTuple):
 
 
 def mamba2_scan(
-    x: Tensor, b: Tensor, c: Tensor, dt: Tensor, heads: HeadConstants, states: Tensor, segments: Tensor
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    dt: Tensor,
+    heads: HeadConstants,
+    states: Tensor,
+    segments: Tensor,
+    *,
+    in_chunks: bool = False,
 ) -> Tensor:
     """Return the outputs ``[tokens, heads, head_dim]`` of a step's tokens, and write the states after them.
 
     ``x``: ``[tokens, heads, head_dim]``. ``b`` and ``c``: ``[tokens, groups, state_size]``, each read by ``heads //
     groups`` consecutive heads. ``dt``: ``[tokens, heads]``, projected. ``states``: ``[slots, heads, state_size,
-    head_dim]``. ``segments``: see ``causal_convolution``.
+    head_dim]``. ``segments``: see ``causal_convolution``. ``in_chunks``: see ``gated_delta``.
     """
     if x.is_cuda:
         from kernels.triton.recurrent import mamba2 as on_gpu
 
         constants, limits = (heads.rates, heads.bias, heads.skips), (heads.least, heads.most)
-        return on_gpu.mamba2_scan(x, b, c, dt, constants, limits, states, segments)
+        return on_gpu.mamba2_scan(x, b, c, dt, constants, limits, states, segments, in_chunks=in_chunks)
     if can_use_kernels(x, b, c, dt, states):
         return on_cpu.mamba2_scan(x, b, c, dt, heads, states, segments)
     steps = F.softplus(dt + heads.bias).clamp(heads.least, heads.most)

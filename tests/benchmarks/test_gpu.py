@@ -11,6 +11,7 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import decode, host_cost
 from benchmarks.gpu.__main__ import STAGES, Command, run_command, run_stage, summarize
 from benchmarks.kernels.dry_run import TINY_MODEL
+from tests.long import mostly_long
 
 MACHINE = "a GPU, driver 1\n"
 
@@ -58,6 +59,7 @@ def test_every_stage_takes_less_than_nine_minutes() -> None:
         "correctness": 500,
         "engine": 450,
         "kernels": 500,
+        "recurrent": 250,
         "cascade": 150,
         "cold-start": 300,
     }
@@ -97,8 +99,22 @@ def test_bytes_of_a_step_are_its_weights_and_keys() -> None:
     assert decode.count_bytes(work, sizes, int4=False, kv_dtype="auto") == 2 * weights + 2 * tokens * 128
 
 
-def test_the_decoding_step_is_timed_on_an_emulated_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert decode.main(["--tiny", "2:64:32"]) == 0
+def test_bytes_of_a_step_with_states_are_those_of_its_layers_and_states() -> None:
+    """Computed by hand for a layer of each kind: gated attention, and a delta rule whose state is read and written."""
+    sizes = decode.add_states(TINY_MODEL, tiny=True)
+    gated = 128 * (3 * 128 + 2 * 64)
+    delta = 128 * (2 * 32 + 3 * 64 + 2 * 4)
+    weights = gated + delta + 2 * 128 * 3 * 256 + 512 * 128
+    state = 4 * (3 * (2 * 32 + 64) + 4 * 16 * 16)
+    work = decode.Work.parse("2:100")
+    tokens = 2 * (100 + 40 + 50)
+    expected = 2 * weights + 2 * tokens * 128 + 2 * 2 * state
+    assert decode.count_bytes(work, sizes, int4=False, kv_dtype="auto") == expected
+
+
+@pytest.mark.parametrize("options", mostly_long(["", "--hybrid"], every=2))
+def test_the_decoding_step_is_timed_on_an_emulated_gpu(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert decode.main(["--tiny", *options.split(), "2:64:32"]) == 0
     assert "2 × 64, 32 of them shared: loaded in" in capsys.readouterr().out
 
 

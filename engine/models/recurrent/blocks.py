@@ -172,6 +172,7 @@ class MambaPart:
             self.heads,
             matrices,
             segments,
+            in_chunks=step.states.in_chunks,
         )
         gated = self._gate(out.flatten(1), gates)
         if self.output_factor is not None:

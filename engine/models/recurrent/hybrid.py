@@ -72,13 +72,13 @@ class DeltaLayer(Layer):
         """Return the projections ``[tokens, …]``, the rows of ``qkv``."""
         return self._project(hidden, normed)
 
-    def mix_states(self, rows: Tensor, states: Sequence[Tensor], segments: Tensor) -> Tensor:
+    def mix_states(self, rows: Tensor, states: LayerStates) -> Tensor:
         """Return the output ``[tokens, value_heads * value_dim]`` of projections, and write the layer's states after
         the tokens."""
         sizes, tokens = self.sizes, len(rows)
         channels, z, b, a = _split(rows, sizes)
-        history, matrices = states
-        mixed = causal_convolution(channels, self.filters, history, segments, activate=True)
+        history, matrices = states.layers[self.index]
+        mixed = causal_convolution(channels, self.filters, history, states.segments, activate=True)
         keys = sizes.key_heads * sizes.key_dim
         q, k = mixed[:, :keys], mixed[:, keys : 2 * keys]
         key_heads = sizes.key_heads
@@ -88,7 +88,7 @@ class DeltaLayer(Layer):
         q, k = q.view(tokens, key_heads, -1), k.view(tokens, key_heads, -1)
         v = mixed[:, 2 * keys :].view(tokens, sizes.value_heads, -1)
         gates = delta_gates(a, b, self.rates, self.rate_bias)
-        out = gated_delta(q, k, v, *gates, matrices, segments)
+        out = gated_delta(q, k, v, *gates, matrices, states.segments, in_chunks=states.in_chunks)
         return silu_gate(z, rms_norm(out, self.gate_norm, self.config.norm_eps).flatten(1))
 
 
@@ -206,5 +206,5 @@ class HybridDecoder(Decoder):
         layer = self._layers[index]
         if isinstance(layer, DeltaLayer | ConvolutionLayer):
             assert states is not None
-            return layer.mix_states(qkv, states.layers[layer.index], states.segments)
+            return layer.mix_states(qkv, states)
         return layer.attend(qkv, angles[self._tables_of[layer.index]], attend)

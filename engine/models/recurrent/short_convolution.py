@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from engine.cache.state_layers import LayerStates
 from engine.models.decoder import Layer, LayerBuilder
 from engine.models.feed_forward import GatedMlp
 from kernels.common.quantization import Rows
@@ -26,11 +26,11 @@ class ConvolutionLayer(Layer):
         """Return the projections ``[tokens, 3 * hidden]``, the rows of ``qkv``."""
         return self._project(hidden, normed)
 
-    def mix_states(self, rows: Tensor, states: Sequence[Tensor], segments: Tensor) -> Tensor:
+    def mix_states(self, rows: Tensor, states: LayerStates) -> Tensor:
         """Return the output ``[tokens, hidden]`` of projections, and write the layer's state after the tokens."""
         before, after, x = rows.chunk(3, dim=1)
-        [history] = states
-        mixed = causal_convolution(multiply(before, x), self.filters, history, segments, activate=False)
+        [history] = states.layers[self.index]
+        mixed = causal_convolution(multiply(before, x), self.filters, history, states.segments, activate=False)
         return multiply(after, mixed)
 
 

@@ -1,4 +1,4 @@
-"""Functions of numbers inside other kernels."""
+"""Functions inside the kernels of recurrent layers."""
 
 from __future__ import annotations
 
@@ -20,3 +20,19 @@ def softplus(x):
     series = 1.0 / 5.0 + square * (1.0 / 7.0 + square * series)
     series = 1.0 + square * (1.0 / 3.0 + square * series)
     return tl.maximum(x, 0.0) + 2.0 * ratio * series
+
+
+@triton.jit
+def count_chained(SEGMENTS, first, MIN: tl.constexpr, is_long: tl.constexpr):
+    """Return the number of segments of the chain that begins with the segment ``first``; 0 if none does.
+
+    With ``MIN`` also 0 unless the chain has a segment of so many tokens or more, or without ``is_long`` if it has one.
+    """
+    count = tl.load(SEGMENTS + 5 * first + 4).to(tl.int32)
+    if MIN > 0:
+        longest = tl.zeros([], tl.int64)
+        for index in range(first, first + count):
+            start, end = tl.load(SEGMENTS + 5 * index), tl.load(SEGMENTS + 5 * index + 1)
+            longest = tl.maximum(longest, end - start)
+        count = tl.where((longest >= MIN) == is_long, count, 0)
+    return count

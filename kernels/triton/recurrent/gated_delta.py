@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.recurrent.functions import softplus
+from kernels.triton.recurrent.chunks import MIN_TOKENS, delta_chunks
+from kernels.triton.recurrent.functions import count_chained, softplus
 from kernels.triton.recurrent.parts import align_rows, choose_part
 
 _BLOCK = 512
@@ -41,18 +42,18 @@ def delta_gates(a: Tensor, b: Tensor, rates: Tensor, bias: Tensor) -> tuple[Tens
 def _gated_delta(
     Q, K, V, DECAY, BETA, STATES, SEGMENTS, OUT, q_stride, k_stride, v_stride, slot_size, heads, repeats,
     key_dim, value_dim, scale, eps,
-    KEYS: tl.constexpr, VALUES: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, MIN: tl.constexpr,
 ):  # fmt: skip
     head, first = tl.program_id(1), tl.program_id(2)
     key = tl.arange(0, KEYS)
     value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
     is_key, is_value = key < key_dim, value < value_dim
     inside = is_key[:, None] & is_value[None, :]
-    place = (head * key_dim + key[:, None]).to(tl.int64) * value_dim + value[None, :]
+    place = (head * key_dim + key[:, None]) * value_dim + value[None, :]
     key_column, value_column = head // repeats * key_dim + key, head * value_dim + value
     state = tl.zeros([KEYS, VALUES], tl.float32)
     last = tl.full([], -2, tl.int64)  # the slot whose state is in the registers
-    for index in range(first, first + tl.load(SEGMENTS + 5 * first + 4).to(tl.int32)):
+    for index in range(first, first + count_chained(SEGMENTS, first, MIN, False)):
         start, end = tl.load(SEGMENTS + 5 * index), tl.load(SEGMENTS + 5 * index + 1)
         source, target = tl.load(SEGMENTS + 5 * index + 2), tl.load(SEGMENTS + 5 * index + 3)
         if start < end:
@@ -76,7 +77,16 @@ def _gated_delta(
 
 
 def gated_delta(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor, segments: Tensor, eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    segments: Tensor,
+    eps: float,
+    *,
+    in_chunks: bool,
 ) -> Tensor:
     """``kernels.recurrent.gated_delta.gated_delta`` of CUDA tensors.
 
@@ -84,12 +94,16 @@ def gated_delta(
     """
     (tokens, heads, value_dim), (key_heads, key_dim) = v.shape, k.shape[1:]
     q, k, v = (align_rows(x) for x in (q, k, v))
+    decay, beta = decay.contiguous(), beta.contiguous()
     out = torch.empty(tokens, heads, value_dim, dtype=v.dtype, device=v.device)
+    in_chunks = in_chunks and v.dtype == torch.bfloat16
     rows, columns = choose_part(key_dim, value_dim)
     if tokens:
         _gated_delta[(triton.cdiv(value_dim, columns), heads, len(segments))](
-            q, k, v, decay.contiguous(), beta.contiguous(), states, segments, out, q.stride(0), k.stride(0),
+            q, k, v, decay, beta, states, segments, out, q.stride(0), k.stride(0),
             v.stride(0), heads * key_dim * value_dim, heads, heads // key_heads, key_dim, value_dim, key_dim**-0.5, eps,
-            KEYS=rows, VALUES=columns, num_warps=1,
+            KEYS=rows, VALUES=columns, MIN=MIN_TOKENS if in_chunks else 0, num_warps=1,
         )  # fmt: skip
+    if tokens and in_chunks:
+        delta_chunks(q, k, v, decay, beta, states, segments, eps, out)
     return out

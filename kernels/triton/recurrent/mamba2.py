@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.recurrent.functions import softplus
+from kernels.triton.recurrent.chunks import MIN_TOKENS, scan_chunks
+from kernels.triton.recurrent.functions import count_chained, softplus
 from kernels.triton.recurrent.parts import align_rows, choose_part
 
 
@@ -15,19 +16,19 @@ from kernels.triton.recurrent.parts import align_rows, choose_part
 def _scan(
     X, B, C, DT, RATES, BIAS, SKIPS, STATES, SEGMENTS, OUT, x_stride, b_stride, c_stride, dt_stride, slot_size, heads,
     repeats, state_size, head_dim, least, most,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, MIN: tl.constexpr,
 ):  # fmt: skip
     head, first = tl.program_id(1), tl.program_id(2)
     row = tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     is_row, is_column = row < state_size, column < head_dim
     inside = is_row[:, None] & is_column[None, :]
-    place = (head * state_size + row[:, None]).to(tl.int64) * head_dim + column[None, :]
+    place = (head * state_size + row[:, None]) * head_dim + column[None, :]
     group_column, head_column = head // repeats * state_size + row, head * head_dim + column
     rate, bias, skip = tl.load(RATES + head), tl.load(BIAS + head), tl.load(SKIPS + head)
     state = tl.zeros([ROWS, COLUMNS], tl.float32)
     last = tl.full([], -2, tl.int64)  # the slot whose state is in the registers
-    for index in range(first, first + tl.load(SEGMENTS + 5 * first + 4).to(tl.int32)):
+    for index in range(first, first + count_chained(SEGMENTS, first, MIN, False)):
         start, end = tl.load(SEGMENTS + 5 * index), tl.load(SEGMENTS + 5 * index + 1)
         source, target = tl.load(SEGMENTS + 5 * index + 2), tl.load(SEGMENTS + 5 * index + 3)
         if start < end:
@@ -58,6 +59,8 @@ def mamba2_scan(
     limits: tuple[float, float],
     states: Tensor,
     segments: Tensor,
+    *,
+    in_chunks: bool,
 ) -> Tensor:
     """``kernels.recurrent.mamba2.mamba2_scan`` of CUDA tensors. The inputs of tokens may be 16-bit.
 
@@ -67,11 +70,14 @@ def mamba2_scan(
     x, b, c = (align_rows(part) for part in (x, b, c))
     dt = dt if dt.stride(-1) == 1 else dt.contiguous()
     out = torch.empty(tokens, heads, head_dim, dtype=x.dtype, device=x.device)
+    in_chunks = in_chunks and x.dtype == torch.bfloat16
     rows, columns = choose_part(state_size, head_dim)
     if tokens:
         _scan[(triton.cdiv(head_dim, columns), heads, len(segments))](
             x, b, c, dt, *constants, states, segments, out, x.stride(0), b.stride(0), c.stride(0),
             dt.stride(0), heads * state_size * head_dim, heads, heads // groups, state_size, head_dim, *limits,
-            ROWS=rows, COLUMNS=columns, num_warps=1,
+            ROWS=rows, COLUMNS=columns, MIN=MIN_TOKENS if in_chunks else 0, num_warps=1,
         )  # fmt: skip
+    if tokens and in_chunks:
+        scan_chunks(x, b, c, dt, constants, limits, states, segments, out)
     return out

@@ -79,12 +79,16 @@ def draw_mamba(step: Step, seed: int, sizes: tuple[int, int, int, int], dtype: t
 LIMITS = 0.05, 4.0
 
 
-def run_delta(given: Inputs, table: Tensor, states: Tensor) -> Tensor:
-    return gated_delta.gated_delta(*on(given.tokens), states, table.to(DEVICE), plain_delta.NORM_EPS)
+def run_delta(given: Inputs, table: Tensor, states: Tensor, *, in_chunks: bool = False) -> Tensor:
+    return gated_delta.gated_delta(
+        *on(given.tokens), states, table.to(DEVICE), plain_delta.NORM_EPS, in_chunks=in_chunks
+    )
 
 
-def run_mamba(given: Inputs, table: Tensor, states: Tensor) -> Tensor:
-    return mamba2.mamba2_scan(*on(given.tokens), on(given.constants), LIMITS, states, table.to(DEVICE))
+def run_mamba(given: Inputs, table: Tensor, states: Tensor, *, in_chunks: bool = False) -> Tensor:
+    return mamba2.mamba2_scan(
+        *on(given.tokens), on(given.constants), LIMITS, states, table.to(DEVICE), in_chunks=in_chunks
+    )
 
 
 def exact_delta(given: Inputs, table: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,6 +233,50 @@ def test_a_step_size_that_is_no_number_stays_none() -> None:
     assert not out[:, 0].isnan().any()
 
 
+LONG = Step(
+    torch.tensor(
+        [[0, 1, 0, 1, 1], [1, 41, -1, 2, 2], [41, 58, 2, 3, 0], [58, 62, 4, 4, 1], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
+    ),
+    num_tokens=62,
+    num_slots=5,
+    longest=57,
+)
+"""A prompt that is cut where a snapshot is taken, beside two sequences with few tokens."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_alike", "seed"), mostly_long_grid(["delta", "mamba"], [False, True], range(10), every=21)
+)
+def test_chunks_equal_float64_to_sixteen_bits(kind: str, seed: int, *, is_alike: bool) -> None:
+    """Also of keys that are nearly parallel and hardly decay, as of a text that repeats itself.
+
+    Numbers are rounded to sixteen bits before they are multiplied; the errors of a sum's terms have any sign.
+    """
+    if kind == "delta":
+        given = draw_delta(LONG, seed, (1, 1, 16, 24), torch.bfloat16)
+        if is_alike:
+            given.tokens[1].mul_(0.02).add_(1)
+            given.tokens[3].mul_(0.01)
+            given.tokens[4].fill_(0.99)
+        run, (right, right_states) = run_delta, exact_delta(given, LONG.table)
+    else:
+        given = draw_mamba(LONG, seed, (1, 1, 16, 24), torch.bfloat16)
+        if is_alike:
+            given.constants[0].mul_(0.01)
+        run, (right, right_states) = run_mamba, exact_mamba(given, LONG.table)
+    states, single = (given.states.to(DEVICE, copy=True) for _ in range(2))
+    ours = run(given, LONG.table, states, in_chunks=True)
+    assert_rounded(ours.cpu(), right, 2.0**-15 * right.abs().max() + unit(torch.bfloat16) * right.abs())
+    assert_rounded(states.cpu(), right_states, 2.0**-15 * right_states.abs().max())
+    check_untouched(LONG, given.states, states)
+    # The short ones are computed token by token.
+    plain = run(given, LONG.table, single)
+    assert torch.equal(ours[:1], plain[:1])
+    assert torch.equal(ours[58:], plain[58:])
+    assert torch.equal(states[[1, 4]], single[[1, 4]])
+    assert not torch.equal(states[3], single[3])
+
+
 BUGS: list[tuple[str, str, str]] = [
     ("gated_delta", "if source != last:", "if index == first:"),  # a draft that goes on from another than the last one
     ("gated_delta", "mask=inside & (source >= 0)", "mask=inside"),
@@ -259,3 +307,24 @@ def test_planted_bugs_are_detected(
     # The interpreter has an error of its own for what is read outside of all tensors.
     with pytest.raises((AssertionError, InterpreterError)):
         tests[module]()
+
+
+CHUNK_BUGS: list[tuple[str, str, str]] = [
+    ("delta", "-tl.sum(factors", "tl.sum(factors"),
+    ("mamba", "(tl.exp(whole - total) * step)", "step"),
+    ("delta", "(tl.exp(whole - total) * key_factor)", "key_factor"),
+    ("delta", "(x - high.to(tl.float32))", "(0 * x)"),  # eight bits
+    ("mamba", "total = tl.cumsum(step * rate, axis=0)", "total = step * rate"),
+]
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
+@pytest.mark.parametrize(("kind", "right", "wrong"), mostly_long(CHUNK_BUGS, every=5))
+def test_planted_bugs_of_chunks_are_detected(
+    kind: str, right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = planted("recurrent.chunks", right, wrong, "recurrent.chunks", tmp_path)
+    monkeypatch.setattr(gated_delta, "delta_chunks", bad.delta_chunks)
+    monkeypatch.setattr(mamba2, "scan_chunks", bad.scan_chunks)
+    with pytest.raises(AssertionError):
+        test_chunks_equal_float64_to_sixteen_bits(kind, 1, is_alike=False)
