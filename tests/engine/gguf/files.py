@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from tests.engine.gguf.gemma4_files import prepare_gemma4, write_gemma4_config
 from tests.engine.gguf.mamba_files import ARCHITECTURES as MAMBA
 from tests.engine.gguf.mamba_files import prepare_mamba, write_mamba_config
+from tests.engine.gguf.q4_k import COLUMNS, quantize_q4_k
 
 Floats = npt.NDArray[np.float32]
 F32 = GGMLQuantizationType.F32
@@ -58,7 +59,8 @@ def write_gguf(
             continue
         tensor = convert(architecture, config, name, values.astype(np.float32))
         if tensor.ndim > 1 and name.endswith(".weight") and kind != F32 and not re.search(r"conv|ssm_norm", name):
-            writer.add_tensor(name, gguf.quantize(tensor, kind), raw_dtype=kind)
+            blocks, chosen = quantize(tensor, kind)
+            writer.add_tensor(name, blocks, raw_dtype=chosen)
         else:
             writer.add_tensor(name, tensor)
     if predicts:
@@ -69,6 +71,15 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def quantize(values: Floats, kind: GGMLQuantizationType) -> tuple[Any, GGMLQuantizationType]:
+    """Return the blocks and their kind, which for rows that have no whole blocks of Q4_K is Q8_0."""
+    if kind != GGMLQuantizationType.Q4_K:
+        return gguf.quantize(values, kind), kind
+    if values.shape[-1] % COLUMNS:
+        return gguf.quantize(values, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0
+    return quantize_q4_k(values), kind
 
 
 def rename_prediction(tensors: dict[str, Any], layers: int) -> tuple[dict[str, Any], bool]:
