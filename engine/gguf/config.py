@@ -47,6 +47,8 @@ _ARCHITECTURES = {
     "falcon-h1": "FalconH1ForCausalLM",
     "mamba2": "Mamba2ForCausalLM",
 }
+_SAME = {"qwen2vl": "qwen2", "qwen3vl": "qwen3", "qwen3vlmoe": "qwen3moe"}
+"""Language models of multimodal ones, and the architectures that compute a text as they do."""
 _MODEL_TYPES = {
     **{"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text", "olmo2": "olmo3", "mistral3": "ministral3"},
     **{"gpt-oss": "gpt_oss", "qwen3next": "qwen3_next", "qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text"},
@@ -61,14 +63,17 @@ _LARGEST_GEMMA_LAYERS = {"gemma2": 46, "gemma3": 62}
 
 
 def read_architecture(model: GgufModel) -> str:
-    """Return the architecture's name in GGUF. Raises ``EngineError`` if it is not supported."""
+    """Return the architecture's name in GGUF. Raises ``EngineError`` if it is not supported.
+
+    The fields of one that computes a text as another does have their own name in front (``Metadata``).
+    """
     name = model.metadata.get("general.architecture")
-    if name not in _ARCHITECTURES:
+    if name not in {**_ARCHITECTURES, **_SAME}:
         raise EngineError(
             f"{model.paths[0]}: the architecture {name!r:.80} is not supported; supported are "
-            f"{', '.join(_ARCHITECTURES)}"
+            f"{', '.join((*_ARCHITECTURES, *_SAME))}"
         )
-    return str(name)
+    return _SAME.get(str(name), str(name))
 
 
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
@@ -92,6 +97,8 @@ def config_fields(model: GgufModel) -> dict[str, Any]:
 
 def _config_fields(model: GgufModel, architecture: str) -> dict[str, Any]:
     metadata = Metadata(model, architecture)
+    if metadata.prefix in _SAME:
+        metadata.ignore("rope.dimension_sections", "n_deepstack_layers")
     hidden = int(metadata.require("embedding_length"))
     embedding = model.tensors.get("token_embd.weight")
     if embedding is None:

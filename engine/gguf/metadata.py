@@ -34,20 +34,26 @@ class Metadata:
 
     model: GgufModel
     architecture: str
+    """Name of the architecture, or of another that computes a text in the same way."""
     _names_read: set[str] = field(default_factory=set)
+
+    @property
+    def prefix(self) -> str:
+        """The name in front of the fields' names."""
+        return str(self.model.metadata["general.architecture"])
 
     def get(self, name: str, default: Any = None) -> Any:
         self._names_read.add(name)
-        value = self.model.metadata.get(f"{self.architecture}.{name}")
+        value = self.model.metadata.get(f"{self.prefix}.{name}")
         return default if value is None else value
 
     def __contains__(self, name: str) -> bool:
-        return f"{self.architecture}.{name}" in self.model.metadata
+        return f"{self.prefix}.{name}" in self.model.metadata
 
     def require(self, name: str) -> Any:
         value = self.get(name)
         if value is None:
-            raise EngineError(f"{self.model.paths[0]} lacks the field {self.architecture}.{name}")
+            raise EngineError(f"{self.model.paths[0]} lacks the field {self.prefix}.{name}")
         return value
 
     def get_number(self, name: str, default: float, *, is_zero_unset: bool = False) -> float:
@@ -83,7 +89,7 @@ class Metadata:
 
     def refuse_rest(self) -> None:
         """Raise ``EngineError`` for a field that was not read and may ask for something."""
-        prefix = f"{self.architecture}."
+        prefix = f"{self.prefix}."
         for key, value in self.model.metadata.items():
             name = key.removeprefix(prefix)
             if name == key or name in self._names_read | _WITHOUT_INFLUENCE or name.startswith(_OTHER_PARTS):
@@ -96,7 +102,7 @@ class Metadata:
         """Return the error for a field's value."""
         said = f"{value:.6g}" if isinstance(value, float) else f"{value!r:.80}"
         return EngineError(
-            f"{self.model.paths[0]}: {self.architecture}.{name} is {said}, which is not supported; it must be {right}"
+            f"{self.model.paths[0]}: {self.prefix}.{name} is {said}, which is not supported; it must be {right}"
         )
 
 

@@ -144,8 +144,7 @@ class GgufWeights(Weights):
 
 def _read_most(model: GgufModel, name: str, default: int) -> int:
     """Return the largest of the numbers of a field, which may have one for each layer."""
-    architecture = read_architecture(model)
-    return int(np.max(model.metadata.get(f"{architecture}.{name}", default)))
+    return int(np.max(model.metadata.get(f"{model.metadata['general.architecture']}.{name}", default)))
 
 
 @dataclass(slots=True)

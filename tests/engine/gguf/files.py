@@ -63,6 +63,9 @@ def write_gguf(
             writer.add_tensor(name, blocks, raw_dtype=chosen)
         else:
             writer.add_tensor(name, tensor)
+    if architecture.startswith(("qwen2vl", "qwen3vl")):
+        writer.add_rope_dimension_sections([2, 3, 3, 0])
+        writer.add_uint32(f"{architecture}.n_deepstack_layers", 3)
     if predicts:
         writer.kv_data[0][f"{architecture}.block_count"].value = layers + 1
         writer.add_nextn_predict_layers(1)

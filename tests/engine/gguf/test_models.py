@@ -75,6 +75,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama, tied": ("llama", "LlamaForCausalLM", {"tie_word_embeddings": True}),
     "qwen2": ("qwen2", "Qwen2ForCausalLM", {}),
     "qwen3": ("qwen3", "Qwen3ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen2vl": ("qwen2vl", "Qwen2ForCausalLM", {}),
+    "qwen3vl": ("qwen3vl", "Qwen3ForCausalLM", {}),
+    "qwen3vlmoe": (
+        "qwen3vlmoe",
+        "Qwen3MoeForCausalLM",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True},
+    ),
     "gemma2": (
         "gemma2",
         "Gemma2ForCausalLM",
