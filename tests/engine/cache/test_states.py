@@ -227,3 +227,36 @@ def test_a_damaged_snapshot_is_found_by_its_page() -> None:
     cache.drop([node.page])
     assert pool_of(cache).num_snapshots == 0
     cache.check()
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_the_state_before_a_token_that_is_not_read_yet_is_kept(*, is_last: bool) -> None:
+    """Two sequences take turns, with no slots besides theirs. Their last token ends them or does not."""
+    cache = make_cache(slots=2 * SLOTS_PER_SEQUENCE, distance=CONTEXT)
+    pool, prompts = pool_of(cache), ([1, 0, 1], [0, 0, 1])
+    running = [Stateful.open(cache, [*prompt, 1, 0, 1, 0]) for prompt in prompts]
+    for one in running:
+        assert one.compute(3)
+    [[tensor]] = pool.layers
+    while running[0].num_computed < len(running[0].tokens):
+        rows = []
+        for one in running:
+            assert one.table.state is not None
+            pool.release_previous(one.table.state)  # the token before was read
+            assert cache.reserve(one.table, one.num_computed + 1)
+            rows.append(StateRow(one.table.state, 1, is_token_unread=True))
+        tokens = [one.tokens[one.num_computed : one.num_computed + 1] for one in running]
+        run_segments(pool.plan(rows), [None, None], tokens)
+        pool.commit()
+        for one, row in zip(running, rows, strict=True):
+            one.advance(1)
+            one.check_content()
+            assert int(tensor[row.state.previous]) == marks(None, one.tokens[: one.num_computed - 1])[-1]
+        cache.check()
+    for one in running:
+        count = one.num_computed - is_last
+        cache.publish(one.table, one.tokens, count, include_partial=True)
+        cache.keep_last_state(one.table, one.tokens, count)
+        cache.close_table(one.table)
+        cache.check()
+        assert cache.match_prefix([*one.tokens, 1], len(one.tokens)).num_tokens == count

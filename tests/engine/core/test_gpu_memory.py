@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.cache.states import SLOTS_PER_SEQUENCE
 from engine.core import gpu_memory
 from engine.core.gpu_memory import GpuMemory, MemoryReading, NotEnoughMemory, divide
 from engine.core.local_engine import LocalEngine
@@ -18,6 +19,7 @@ from engine.speculation.drafters.draft_model import POOL_BYTES
 from tests.engine.conftest import Checkpoints
 from tests.engine.gpu import EMULATED_BYTES, EMULATED_STEP_BYTES, emulate_gpu
 from tests.engine.helpers import SMALL, Harness, generate
+from tests.long import mostly_long
 
 GIB = 1 << 30
 AUTO = replace(SMALL, kv_tokens=None)
@@ -88,6 +90,35 @@ def test_the_cache_fills_what_the_largest_step_leaves(
     assert left - SMALL.page_size * core.cache.data[:, :, :, 0, 0].nbytes < core.cache.data.nbytes <= left
 
 
+@pytest.mark.parametrize("kind", mostly_long(["qwen3_5", "lfm2", "falcon_h1", "mamba2"], every=3))
+def test_states_take_a_part_of_the_memory_for_keys(
+    kind: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter, and all of it if the model has no keys; with a given number of slots what these need."""
+    emulate_gpu(monkeypatch)
+    options = replace(AUTO, gpu_memory_utilization=0.75, max_running=4096)
+    left = int(0.75 * EMULATED_BYTES) - EMULATED_STEP_BYTES
+    for given in (None, 7):
+        harness = Harness(checkpoints(kind), replace(options, state_slots=given))
+        cache, config = harness.core.cache, harness.core.model.decoder.config
+        assert cache.states is not None
+        slot = sum(tensor[0].nbytes for layer in cache.states.layers for tensor in layer)
+        fitting = min(left // (4 if config.attention else 1) // slot, 6 * options.max_running)
+        assert cache.states.num_slots == (given or fitting) > SLOTS_PER_SEQUENCE
+        if config.attention:
+            rest = left - cache.states.num_slots * slot
+            page = sum(pool.data[:, :, :, 0].nbytes for pool in cache.pools)
+            assert rest - page < sum(pool.data.nbytes for pool in cache.pools) <= rest
+        assert len(harness.complete(generate([3, 4], [Branch(1, 1, 2)]))) == 1
+
+
+def test_states_that_do_not_fit_are_told_in_numbers(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate_gpu(monkeypatch)
+    expected = r"needs 0.00 GiB for weights, \d+.\d\d GiB for states, 0.01 GiB for a step"
+    with pytest.raises(NotEnoughMemory, match=expected):
+        Harness(checkpoints("qwen3_5"), replace(AUTO, state_slots=50_000))
+
+
 def test_a_fixed_size_is_not_measured(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     emulate_gpu(monkeypatch)
     monkeypatch.setattr("engine.core.model_setup.measure_peak", None)
@@ -139,7 +170,7 @@ def test_weights_or_steps_that_do_not_fit_are_one_line(
         Harness(checkpoints("qwen3"), AUTO)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_window", "qwen3_moe", "qwen3_classify"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_window", "qwen3_moe", "qwen3_classify", "qwen3_5", "mamba2"])
 def test_the_largest_step_computes_all_tokens_and_samples_all_rows(
     kind: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:

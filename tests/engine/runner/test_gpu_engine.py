@@ -420,7 +420,7 @@ def test_models_that_need_the_cpu_are_rejected_on_a_gpu(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", [*FAMILIES, "qwen3_5", "granite_hybrid", "nemotron_h", "falcon_h1", "mamba2", "lfm2"])
 def test_a_real_gpu_samples_the_same_tokens_in_float32(kind: str, checkpoints: Checkpoints) -> None:
     expected = answers(checkpoints(kind), replace(SMALL, device="cpu"))
     agree(answers(checkpoints(kind), replace(SMALL, device="cuda", dtype="float32")), expected, checkpoints(kind))

@@ -56,7 +56,17 @@ def test_shapes_stay_within_the_limits_and_include_the_largest_batch(
 
 @pytest.mark.parametrize(
     ("kind", "kv_dtype"),
-    mostly_long([("qwen3", "auto"), ("qwen3_window", "int8"), ("qwen3", "fp8"), ("qwen3_moe", "auto")], every=2),
+    mostly_long(
+        [
+            ("qwen3", "auto"),
+            ("qwen3_window", "int8"),
+            ("qwen3", "fp8"),
+            ("qwen3_moe", "auto"),
+            ("falcon_h1", "auto"),
+            ("mamba2", "auto"),
+        ],
+        every=2,
+    ),
 )
 def test_a_warm_engine_captures_nothing_for_common_shapes_and_samples_the_same(
     kind: str,

@@ -23,6 +23,7 @@ from engine.speculation.drafters.mtp import load_mtp
 from engine.speculation.load import list_key_shapes
 from tests.engine.conftest import MODELS, Checkpoints, save_random_model
 from tests.engine.exact import exact_reference
+from tests.engine.gpu import emulate_gpu
 from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.speculation.heads import HIDDEN, Asked, Floats, Recorder, Target, check_drafts
 from tests.engine.speculation.test_exact import PROMPTS, answers, requests
@@ -152,6 +153,14 @@ def test_drafts_equal_those_of_the_layer_over_the_whole_text(
     made: list[Asked] = [one for one in recorder.asked if one.draft != EMPTY_DRAFT]
     assert len(made) > 0.9 * len(recorder.asked) > 10
     check_drafts(*references, made[::5])
+
+
+@pytest.mark.parametrize(("shape", "kind"), mostly_long_grid(list(SHAPES), ["qwen3_5", "deepseek_v3"], every=4))
+def test_drafts_on_a_gpu_equal_those_of_the_layer_over_the_whole_text(
+    checkpoints: Checkpoints, tmp_path: Path, kind: str, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulate_gpu(monkeypatch)
+    test_drafts_equal_those_of_the_layer_over_the_whole_text(checkpoints, tmp_path, kind, shape)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5", "glm4_moe_lite"])

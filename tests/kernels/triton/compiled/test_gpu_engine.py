@@ -16,6 +16,8 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from engine.cache.paged_kv import KVCache
+from engine.cache.state_layers import NUM_FIELDS, StateSegment, StateStep
+from engine.cache.states import StatePool
 from engine.device import KV_DTYPES, DeviceConfig, select_kv_dtype
 from engine.models.decoder import Decoder
 from engine.models.interface import Batch
@@ -24,7 +26,7 @@ from engine.runner.batch import lay_out
 from engine.runner.forward import create_gpu_attention
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 from kernels.sampling.sampling import sample
-from tests.engine.conftest import save_random_model
+from tests.engine.conftest import save_checkpoint, save_random_model
 from tests.engine.quantization.models import METHODS, quantised
 from tests.kernels.triton.hopper import SHARED_MEMORY, compiling
 from tests.long import mostly_long
@@ -57,6 +59,18 @@ def test_a_decoding_step_compiles(
     for kernel in made:
         assert kernel.spills == kernel.stack == 0, kernel
         assert kernel.shared <= SHARED_MEMORY, kernel
+
+
+@pytest.mark.parametrize("kind", mostly_long(["qwen3_5", "falcon_h1", "lfm2", "nemotron_h"], every=4))
+def test_a_decoding_step_with_states_compiles(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(kind, tmp_path)
+    with compiling() as made:
+        step(tmp_path, torch.bfloat16, "auto", monkeypatch)
+    names = {kernel.kernel for kernel in made}
+    own = {"qwen3_5": {"_delta_gates", "_gated_delta", "_scale_rows"}, "lfm2": set[str]()}
+    assert names >= {"_convolve", "_attend", "_rms_norm", *own.get(kind, {"_scan", "_scale_rows"})}
+    for kernel in made:
+        assert kernel.spills == kernel.stack == 0, kernel
 
 
 PRODUCTS = {"_quantize", "_scaled", "_weight_only"}
@@ -174,8 +188,13 @@ def step(folder: Path, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.Mo
     attend.prepare(rows)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
-    inputs = torch.empty(2, 4, dtype=torch.int64, device="meta")
-    hidden = model.forward(Batch(*inputs), attend)
+    ids, positions = torch.empty(2, 4, dtype=torch.int64, device="meta")
+    states = None
+    if model.config.states:
+        pool = StatePool(model.config.states, 8, snapshot_distance=PAGE, device_config=device_config)
+        table = torch.empty(4, NUM_FIELDS, dtype=torch.int64, device="meta")
+        states = StateStep(pool.layers, [StateSegment(row, row + 1, row, row) for row in range(3)], table)
+    hidden = model.forward(Batch(ids, positions, states=states), attend)
     logits = model.compute_logits(hidden[:3])
     columns = torch.empty(7, 4, dtype=torch.int64, device="meta")[:, :3]
     tokens, _ = sample(logits, SamplingTensors(*columns[:3].view(torch.float64), columns[3]), NoiseKeys(*columns[4:]))

@@ -185,3 +185,28 @@ def test_sums_fused_with_norms_change_no_bit(kind: str, tmp_path: Path, monkeypa
     assert fused == [2 * model.config.num_layers - 1]
     assert len(found) == len(expected) == model.config.num_layers
     assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU tests/engine/runner/test_gpu_engine.py runs the engine as it is")
+@pytest.mark.long  # the tests of the kernels cover each of them
+@pytest.mark.parametrize("kind", ["qwen3_5", "falcon_h1_norm", "lfm2", "mamba2"])
+def test_kernels_of_states_sample_the_tokens_that_the_cpu_samples(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second request forks the state of the first one's prompt."""
+    save_checkpoint(kind, tmp_path)
+    options = EngineOptions(kv_tokens=256, max_running=4, device="cpu")
+    requests = [generate(PROMPT, [Branch(seed=1, key=key, max_tokens=4) for key in range(2)], **law) for law in LAWS]
+    plain = Harness(tmp_path, options)
+    expected = [plain.complete(request) for request in requests]
+    bound = 2 * 4 * gap(tmp_path)
+    emulate_gpu(monkeypatch)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    harness = Harness(tmp_path, options)
+    for request, theirs in zip(requests, expected, strict=True):
+        ours = harness.complete(request)
+        assert [one.cached_tokens for one in ours] == [one.cached_tokens for one in theirs]
+        for branch, one, other in zip(request.branches, ours, theirs, strict=True):
+            if count_same_tokens(tmp_path, request, branch, one.token_ids, other.token_ids) == 4:
+                assert one.logprob == pytest.approx(other.logprob, abs=bound)
+    assert EmulatedGraph.replayed > 0
