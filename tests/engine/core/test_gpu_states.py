@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from engine.models.decoder import Decoder
 from engine.protocol.options import EngineOptions
@@ -13,7 +14,7 @@ from engine.runner.forward_gpu import GpuForward
 from engine.speculation.control.controller import FixedController
 from tests.engine.conftest import Checkpoints
 from tests.engine.core.test_hybrid_models import BRANCHES, PROMPT
-from tests.engine.gpu import emulate_gpu
+from tests.engine.gpu import EMULATED_GPU, emulate_gpu
 from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.models.test_models import random_tokens
 from tests.engine.runner.test_gpu_engine import agree, answers
@@ -120,6 +121,28 @@ def test_accepted_drafts_on_the_gpu_go_on_from_their_own_state(
     assert sum(one.accepted_tokens for one in found) > 20
     assert [one.token_ids for one in found] == [one.token_ids for one in plain]
     harness.core.check_invariants()
+
+
+@pytest.mark.parametrize(
+    "kind", mostly_long(["granite_hybrid", "qwen3_next", "nemotron_h_moe", "qwen3_5_moe"], every=4)
+)
+def test_stacked_experts_beside_states_are_captured(
+    kind: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Hopper in bfloat16; a second engine repeats the search."""
+    emulate_gpu(monkeypatch, replace(EMULATED_GPU, dtype=torch.bfloat16))
+    for module in ("decoder", "recurrent.mamba"):
+        monkeypatch.setattr(f"engine.models.{module}.has_grouped_products", lambda _: True)
+    found: list[list[tuple[int, ...]]] = []
+    for _ in range(2):
+        harness = Harness(checkpoints(kind))
+        decoder, forward = harness.core.model.decoder, harness.core.runner.forward
+        assert isinstance(decoder, Decoder)
+        assert decoder.is_capturable
+        found.append([one.token_ids for one in search(harness)])
+        assert isinstance(forward, GpuForward)
+        assert forward._graphs
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5"])
