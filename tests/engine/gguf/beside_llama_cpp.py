@@ -100,10 +100,9 @@ class Row:
 class LlamaCpp:
     """llama.cpp's server with one file."""
 
-    def __init__(self, url: str, vocab: int, letter: int) -> None:
+    def __init__(self, client: httpx.Client, vocab: int, letter: int) -> None:
         """``letter``: a token that is a whole character: the server tells no probabilities where it samples a part."""
-        self._client = httpx.Client(base_url=url, timeout=120)
-        self._vocab, self._letter = vocab, letter
+        self._client, self._vocab, self._letter = client, vocab, letter
 
     def logprobs(self, tokens: Sequence[int]) -> Tensor:
         """Return the log-probabilities ``[vocab]`` of the token after ``tokens``."""
@@ -130,7 +129,8 @@ def serve(server: Sequence[str], file: Path, vocab: int, letter: int) -> Iterato
         until(lambda: process.poll() is not None or _answers(url), "llama.cpp answers", _START_SECONDS)
         if process.poll() is not None:
             raise RuntimeError(find_reason(log.read_text(errors="replace")))
-        yield LlamaCpp(url, vocab, letter)
+        with httpx.Client(base_url=url, timeout=120) as client:
+            yield LlamaCpp(client, vocab, letter)
     finally:
         process.kill()
         process.wait()
