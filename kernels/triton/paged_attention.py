@@ -222,17 +222,21 @@ def _attend(
     HEADS: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
     REST: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, QUANTIZED: tl.constexpr, PACKED: tl.constexpr,
     LATENT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, TREES: tl.constexpr, SINKS: tl.constexpr,
-    LOW: tl.constexpr,
+    LOW: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile for one key-value head. One piece: its state is in registers, its parts take 20 arguments."""
+    """Compute ``ROWS`` rows of one tile for one key-value head. One piece: its state is in registers, its parts take 20
+    arguments."""
     tile = tiles + tl.program_id(0) * _FIELDS
     head = tl.program_id(1)
     count = tl.load(tile + 2)
+    line = tl.arange(0, ROWS)
+    if SPLIT:
+        line += tl.program_id(2) * ROWS
+        count = tl.where(tl.program_id(2) * ROWS < count * GROUP, count, 0)
     if count == 0:
         return
     row, first, begin, end = tl.load(tile), tl.load(tile + 1), tl.load(tile + 3), tl.load(tile + 4)
     free, tree, tree_start, partial = tl.load(tile + 5), tl.load(tile + 6), tl.load(tile + 7), tl.load(tile + 8)
-    line = tl.arange(0, ROWS)
     entry, query_head = line // GROUP, head * GROUP + line % GROUP
     inside = entry < count
     token = tl.load(tokens + first + entry, mask=inside, other=0)
@@ -342,16 +346,18 @@ def launch(
         if not len(tiles):
             continue
         trees = plan.sees is not None and not low
+        # Sixteen rows at once: registers hold no more results of latents beside the conversion of 4-bit codes.
+        parts = rows // LOW if rest and packed else 1
         sees = plan.sees if plan.sees is not None else plan.tokens
-        _attend[(len(tiles), kv_heads)](
+        _attend[(len(tiles), kv_heads, parts)](
             rotated, cache.keys, cache.values, cache.key_scales, cache.value_scales, sinks, tiles, plan.tokens,
             plan.positions, plan.pages, sees, out, partial_out, partial_total, scale, softcap or 1.0,
             window or 0, rotated.stride(0), rotated.stride(1), cache.keys.stride(0), cache.values.stride(0),
             scale_stride, plan.pages.stride(0), sees.stride(0),
-            HEADS=heads, GROUP=group, PAGE=page, DIM=dim, WIDE=wide, REST=rest, ROWS=rows, QUANTIZED=quantized,
+            HEADS=heads, GROUP=group, PAGE=page, DIM=dim, WIDE=wide, REST=rest, ROWS=rows // parts, QUANTIZED=quantized,
             PACKED=packed, LATENT=cache.is_latent, CAPPED=softcap is not None, WINDOWED=window is not None, TREES=trees,
-            SINKS=sinks is not None, LOW=low or (rest > 0 and (trees or quantized)),
-            **choose_tuning(rows, wide, cache.keys.element_size(), low, trees),
+            SINKS=sinks is not None, LOW=low or (rest > 0 and (trees or quantized)), SPLIT=parts > 1,
+            **choose_tuning(rows // parts, wide, cache.keys.element_size(), low, trees),
         )  # fmt: skip
     if len(plan.merged):
         merge_parts[(len(plan.merged), heads)](
