@@ -108,6 +108,7 @@ class Gemma4Builder(LayerBuilder):
             for name in _SHARED_TENSORS:
                 self._weights.drop(f"{attention}{name}.weight")
         query_norm = self.norm(f"{attention}q_norm", dim)
+        factor = self._weights.take_raw(f"{prefix}layer_scalar", None, 1)  # no parameter
         return Gemma4Layer(
             config=config,
             index=call,
@@ -125,7 +126,7 @@ class Gemma4Builder(LayerBuilder):
             has_keys=has_keys,
             value_norm=torch.ones(dim, device=self._device_config.device),
             token_input=self._token_input(prefix, own) if own.input_size else None,
-            factor=self._weights.take(f"{prefix}layer_scalar", 1)[None].to(self._device_config.device),
+            factor=factor.float()[None].to(self._device_config.device),
         )
 
     def _key_norm(self, prefix: str, call: int, dim: int) -> Tensor:

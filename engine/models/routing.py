@@ -50,7 +50,7 @@ class Router:
         """Return the weights, float32, and the indices of each token's experts, ``[tokens, per_token]`` each."""
         config = self.config
         # Rounded to 16 bits, the scores of many experts would be equal.
-        logits = self._product(x) if x.dtype == torch.float32 else self._product.to_float32(x)
+        logits = self._product(x) if x.dtype.itemsize >= 4 else self._product.to_float32(x)
         correction = self._correction
         if can_use_kernels(logits) and (correction is None or can_use_kernels(correction)):
             return choose_experts(

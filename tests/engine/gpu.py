@@ -4,6 +4,7 @@ test asks for it, the kernel in Triton's interpreter.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -85,10 +86,13 @@ def emulated_forward(model: Model, attend: GpuAttention, device: torch.device) -
     """Create a forward pass whose graphs are emulated."""
 
     def capture(compute: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-        graph = EmulatedGraph(compute, attend, forward.states)
+        made = reference()
+        assert made is not None
+        graph = EmulatedGraph(compute, attend, made.states)
         return graph.replay, graph.output
 
     forward = EmulatedForward(model, attend, device, capture)
+    reference = weakref.ref(forward)  # which holds the function
     return forward
 
 
