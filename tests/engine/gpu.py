@@ -86,9 +86,12 @@ def emulated_forward(model: Model, attend: GpuAttention, device: torch.device) -
     """Create a forward pass whose graphs are emulated."""
 
     def capture(compute: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-        made = reference()  # a test may keep the sampler alone
-        graph = EmulatedGraph(compute, attend, () if made is None else made.states)
+        graph = EmulatedGraph(compute, attend, list_states())
         return graph.replay, graph.output
+
+    def list_states() -> Sequence[Tensor]:
+        made = reference()  # a test may keep the sampler alone
+        return () if made is None else made.states
 
     forward = EmulatedForward(model, attend, device, capture)
     reference = weakref.ref(forward)  # which holds the function
