@@ -39,8 +39,15 @@ class VerifierSpec(StrictModel):
     scores_steps: ClassVar[bool] = False
     """True if it scores unfinished solutions."""
     compares: ClassVar[bool] = False
-    """True if it compares two solutions instead of scoring one."""
+    """True if it compares two solutions, instead of scoring one unless ``also_scores``."""
+    also_scores: ClassVar[bool] = False
+    """True if one that compares scores single solutions, too."""
     is_conclusive: ClassVar[bool] = False
     """True if a score of 1 is a fact, so that no answer can be better."""
     answer_language: ClassVar[str | None] = None
     """Language of the block of code that is the answer, unless the job says otherwise; ``None`` for any text."""
+
+    @classmethod
+    def can_score(cls) -> bool:
+        """Return True if it scores single solutions."""
+        return cls.also_scores or not cls.compares

@@ -145,10 +145,13 @@ class ScriptedEngine:
             if not refused:
                 self.total += computed
                 self._seen.update(item.parts[:end] for end in range(1, len(item.parts) + 1))
+            values: list[tuple[float, ...]]
             values = [(0.0, 4.0 * _unit("score", item.parts[: read + 1]) - 2.0) for read in item.read]
+            if request.normalized:
+                values = [grade_logprobs(item.parts, request.token_ids)]
             if request.probe:
                 [part] = item.parts
-                values = [(probe_score(part),)]  # type: ignore[list-item, arg-type]
+                values = [(probe_score(part),)]  # type: ignore[arg-type]
             results.append(ScoreResult(index, None if refused else tuple(values), computed, cached))
         return results
 
@@ -269,6 +272,12 @@ def label_logprobs(tokens: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
     return tuple(
         (50 + ord(label) % 50, math.log(0.4 * part)) for label, part in zip("ABYN", (share, 1 - share) * 2, strict=True)
     )
+
+
+def grade_logprobs(parts: tuple[object, ...], token_ids: Sequence[object]) -> tuple[float, ...]:
+    """Return the log-probabilities of grades behind these parts, which together have nine tenths."""
+    weights = [_unit("grade", parts, token) for token in token_ids]
+    return tuple(math.log(0.9 * weight / math.fsum(weights)) for weight in weights)
 
 
 def probe_score(tokens: tuple[int, ...]) -> float:

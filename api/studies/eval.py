@@ -73,7 +73,7 @@ class PlanOptions:
 
     def build(self, settings: Settings, verifier: VerifierSpec | None) -> EvaluationPlan:
         """Return the plan. Raises ``typer.BadParameter``."""
-        has_verifier = verifier is not None and not verifier.compares
+        has_verifier = verifier is not None and verifier.can_score()
         counts = _parse_counts("--n", self.n)
         live_counts = counts if self.live_n is None else _parse_counts("--live-n", self.live_n)
         try:

@@ -160,6 +160,7 @@ class LoadedModel:
                     token_ids=require_ids(request.token_ids),
                     max_compute=math.inf if request.max_compute is None else request.max_compute,
                     is_probed=request.probe,
+                    is_normalized=request.normalized,
                 )
             )
 

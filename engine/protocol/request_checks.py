@@ -177,6 +177,8 @@ def check_score(request: ScoreRequest, model: ModelInfo, max_items: int) -> None
         raise InvalidRequest(
             f"model {model.id!r} is a language model; token_ids must name the logits to read", "token_ids"
         )
+    if request.normalized and not request.token_ids:
+        raise InvalidRequest("normalized: these are log-probabilities of tokens; give token_ids", "normalized")
     check_tokens(request.token_ids, model, "token_ids")
     _check_count("items", len(request.items), max_items)
     _check_range("max_compute", request.max_compute, 0, MAX_COMPUTE)

@@ -289,9 +289,11 @@ class ScoreRequest:
     """Request to compute sequences and read the model at chosen positions, reusing the prefix cache.
 
     A causal model returns the logits of ``token_ids`` at each position; a classifier or reward model the logits of its
-    labels (``token_ids`` must be empty). ``max_compute``: the maximum number of tokens to compute per item; an item
-    that needs more is not computed and has ``values=None`` and the number needed. With ``probe`` a causal model returns
-    its probe's estimate at each position, which is ``Completion.probe`` for a branch that goes on with one token.
+    labels (``token_ids`` must be empty). With ``normalized`` a causal model returns the log-probabilities of
+    ``token_ids`` among all tokens instead; servers other than ours return those in any case. ``max_compute``: the
+    maximum number of tokens to compute per item; an item that needs more is not computed and has ``values=None`` and
+    the number needed. With ``probe`` a causal model returns its probe's estimate at each position, which is
+    ``Completion.probe`` for a branch that goes on with one token.
     """
 
     request_id: str
@@ -304,6 +306,7 @@ class ScoreRequest:
     pin_key: str | None = None
     cache_salt: str | None = None
     probe: bool = False
+    normalized: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ class NativeEngine:
             "token_ids": require_ids(request.token_ids),
             "max_compute": request.max_compute,
             **({"probe": True} if request.probe else {}),
+            **({"normalized": True} if request.normalized else {}),
             **_scheduling_fields(request),
         }
         answer = await self._connection.call("POST", "/v1/score", body)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
+from engine.device import to_device
 from engine.models.interface import Model
 from engine.protocol.types import TokenLogprob
 from engine.sampling.sampler import Floats32, Ints, require_finite_logits
@@ -23,11 +26,8 @@ def log_probabilities(logits: Floats32, tokens: Ints, counts: Sequence[int]) -> 
 
     Raises ``EngineError`` if a row's largest logit is not finite.
     """
-    top = logits.max(axis=-1)
-    require_finite_logits(np.isfinite(top).all())
-    weights = logits - top[:, None]
-    np.exp(weights, out=weights)
-    normaliser = top + np.log(weights.sum(axis=-1).astype(np.float64))
+    normaliser = _log_normalisers(logits)
+    require_finite_logits(np.isfinite(normaliser).all())
     chosen = logits[np.arange(len(logits)), tokens] - normaliser
     best, values = largest(logits, max(counts))
     ranked = zip(best.tolist(), (values - normaliser[:, None]).tolist(), strict=True)
@@ -35,6 +35,29 @@ def log_probabilities(logits: Floats32, tokens: Ints, counts: Sequence[int]) -> 
         TokenLogprob(token, logprob, tuple(zip(ids[:count], theirs[:count], strict=True)))
         for token, logprob, count, (ids, theirs) in zip(tokens.tolist(), chosen.tolist(), counts, ranked, strict=True)
     ]
+
+
+def _log_normalisers(logits: Floats32) -> npt.NDArray[np.float64]:
+    """Return the logarithm of the sum of the exponentials of each row; of rows that are not finite, no number."""
+    top = logits.max(axis=-1)
+    top[~np.isfinite(top)] = np.nan
+    weights = logits - top[:, None]
+    np.exp(weights, out=weights)
+    normalisers: npt.NDArray[np.float64] = top + np.log(weights.sum(axis=-1).astype(np.float64))
+    return normalisers
+
+
+def compute_logprobs(logits: Tensor, token_ids: Sequence[int]) -> Tensor:
+    """Return log-probabilities ``[rows, len(token_ids)]`` of some tokens, float64, from ``logits`` ``[rows, vocab]``.
+
+    On the CPU a row's result does not depend on the other rows.
+    """
+    if logits.device.type == "cpu":  # torch would split the sum of a single row in two
+        normaliser = torch.from_numpy(_log_normalisers(logits.numpy()))[:, None]
+    else:
+        normaliser = torch.logsumexp(logits.double(), dim=-1, keepdim=True)
+    chosen = logits[:, to_device(torch.tensor(token_ids), logits.device)]
+    return chosen.double() - normaliser
 
 
 def largest(logits: Floats32, count: int) -> tuple[Ints, Floats32]:

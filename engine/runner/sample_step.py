@@ -20,7 +20,7 @@ from engine.protocol.types import TokenLogprob
 from engine.runner.batch import ScheduledSequence
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from engine.runner.fused_sampler_gpu import FusedGpuSampler
-from engine.runner.logprobs import log_probabilities, read_prompt
+from engine.runner.logprobs import compute_logprobs, log_probabilities, read_prompt
 from engine.runner.probe import ProbeReader
 from engine.sampling.grammar import Words
 from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
@@ -130,6 +130,10 @@ class SamplePlan:
         """True if a branch's next logits depend on the token that is sampled now in other ways than through the
         model."""
         return self.can_change_logits and any(sequence.reads_own_tokens for sequence in self._sequences)
+
+
+_Outputs = tuple[tuple[int, ...], bool]
+"""Token ids whose logits are scores, and True if their log-probabilities are."""
 
 
 class _ScoreRequest(NamedTuple):
@@ -261,16 +265,20 @@ def _score(
     probe: ProbeReader | None,
 ) -> tuple[list[SampleRequest], list[_PendingScores]]:
     """Set the prompts' log-probabilities of a step; return the branches to sample for, and the scores."""
-    samples, by_token_ids = _collect_requests(scheduled, rows, hidden, model)
+    samples, by_outputs = _collect_requests(scheduled, rows, hidden, model)
     scores: list[_PendingScores] = []
-    for token_ids, requests in by_token_ids.items():
+    for (token_ids, is_normalized), requests in by_outputs.items():
         if requests[0].sequence.is_probed and probe is not None:
             values = [torch.tensor([[_read_probe(probe, request)] for request in requests], dtype=torch.float64)]
         else:
             values = []
             for start in range(0, len(requests), max_scored_rows(model)):
                 read = [row for *_, row in requests[start : start + max_scored_rows(model)]]
-                values.append(to_host(model.compute_logits(_select_rows(hidden, read), token_ids)))
+                selected = _select_rows(hidden, read)
+                if is_normalized:
+                    values.append(to_host(compute_logprobs(model.compute_logits(selected), token_ids)))
+                else:
+                    values.append(to_host(model.compute_logits(selected, token_ids)))
         scores.append(_PendingScores(requests, values))
     return samples, scores
 
@@ -284,14 +292,14 @@ def _read_probe(probe: ProbeReader, request: _ScoreRequest) -> float:
 
 def _collect_requests(
     scheduled: list[ScheduledSequence], rows: list[int] | None, hidden: Tensor, model: Model
-) -> tuple[list[SampleRequest], dict[tuple[int, ...], list[_ScoreRequest]]]:
-    """Return the branches to sample for, and the positions to score by the token ids whose logits are the scores.
+) -> tuple[list[SampleRequest], dict[_Outputs, list[_ScoreRequest]]]:
+    """Return the branches to sample for, and the positions to score by the outputs that are their scores.
 
     There are no token ids for classifiers, and none for language models' probes. Log-probabilities of prompts are read
     on the way.
     """
     samples: list[SampleRequest] = []
-    scores: dict[tuple[int, ...], list[_ScoreRequest]] = {}
+    scores: dict[_Outputs, list[_ScoreRequest]] = {}
     hidden_rows: Sequence[int] | Mapping[int, int]
     hidden_rows = range(len(hidden)) if rows is None else {row: index for index, row in enumerate(rows)}
     start = 0
@@ -307,7 +315,8 @@ def _collect_requests(
             for position in set(sequence.read_positions):
                 if sequence.num_computed <= position < end:
                     row = hidden_rows[start + position - sequence.num_computed]
-                    scores.setdefault(sequence.token_ids, []).append(_ScoreRequest(sequence, position, row))
+                    outputs = sequence.token_ids, sequence.is_normalized
+                    scores.setdefault(outputs, []).append(_ScoreRequest(sequence, position, row))
         start += num_tokens + len(draft.tokens)
     return samples, scores
 

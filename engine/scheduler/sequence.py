@@ -255,6 +255,8 @@ class ScoreSequence(Sequence):
     """Tokens whose logits are the scores; empty: all outputs."""
     max_compute: float
     """Maximum number of tokens to compute; infinite if the request sets none."""
+    is_normalized: bool = False
+    """True if the scores are log-probabilities instead of logits."""
     values: dict[int, tuple[float, ...]] = field(default_factory=dict)
 
     @property

@@ -291,6 +291,7 @@ class ScoreBody(_Body):
     lease: _Id | None = None
     cache_salt: _Id | None = None
     probe: bool = False
+    normalized: bool = False
 
     def to_request(self) -> ScoreRequest:
         request_id = self.request_id or f"score-{secrets.token_hex(12)}"
@@ -304,6 +305,7 @@ class ScoreBody(_Body):
             pin_key=self.lease,
             cache_salt=self.cache_salt,
             probe=self.probe,
+            normalized=self.normalized,
         )
 
 

@@ -36,6 +36,7 @@ from engine.protocol.types import (
     Tokens,
 )
 from engine.remote.chat.verdict import find_verdict
+from prm.scorers.labels import find_label_tokens
 from prm.scorers.verdict_formats import MAX_LABELS, VerdictFormat
 
 MIN_LABEL_MASS = 0.05
@@ -248,20 +249,16 @@ class VerdictWriter:
 
         Raises ``InvalidRequest`` for a label that is not one token, or not another one than the other labels.
         """
-        for label, value in self.format.labels.items():
-            tokens = await self._engine.tokenize(
-                TokenizeRequest(self.info.id, self.format.verdict + label, special=False)
+        found = await find_label_tokens(self._engine, self.info.id, self.format.verdict, self.format.labels)
+        if found.others:
+            raise InvalidRequest(
+                f"verifier.labels: behind {self.format.verdict.strip()!r} the tokenizer of model {self.info.id!r} "
+                f"does not write {', '.join(self.format.labels)} as one token each (see {found.others[0]!r}): use "
+                "labels that it does, such as Yes and No, single digits or letters",
+                "verifier.labels",
             )
-            before, token = tokens[:-1], tokens[-1]
-            if token in self._labels or (self._labels and before != self._verdict):
-                raise InvalidRequest(
-                    f"verifier.labels: behind {self.format.verdict.strip()!r} the tokenizer of model {self.info.id!r} "
-                    f"does not write {', '.join(self.format.labels)} as one token each (see {label!r}): use labels "
-                    "that it does, such as Yes and No, single digits or letters",
-                    "verifier.labels",
-                )
-            self._verdict = before
-            self._labels[token] = value
+        self._verdict = found.lead
+        self._labels = {found.tokens[label]: value for label, value in self.format.labels.items()}
         await self._find_spellings()
 
     async def _find_spellings(self) -> None:

@@ -168,7 +168,7 @@ def _check_verifier(spec: JobSpec) -> Fault | None:
             f"strategy {name!r} needs a verifier that compares two solutions, and 'verifier' is {given}: leave it out, "
             f"so that the job's own model compares, or use one of {suitable}"
         )
-    elif verifier is not None and verifier.compares and use is not VerifierUse.COMPARISONS:
+    elif verifier is not None and not verifier.can_score() and use is not VerifierUse.COMPARISONS:
         able = ", ".join(name for name, other in STRATEGIES.items() if other.verifier is VerifierUse.COMPARISONS)
         message = (
             f"verifier {verifier.kind!r} compares two solutions, and strategy {name!r} needs scores of single ones or "

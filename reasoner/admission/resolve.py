@@ -11,7 +11,7 @@ from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.sources import Merged, ServiceDefaults, Submission, merge_sources
 from reasoner.jobs.request import JobRequest
 from reasoner.jobs.spec import JobSpec, StrategySpec
-from reasoner.jobs.verifier_specs import JudgeVerifier, ProbeVerifier, WrittenVerifier
+from reasoner.jobs.verifier_specs import LanguageModelVerifier, ProbeVerifier
 from reasoner.search.policies.call_format import find_model_format, resolve_python
 from reasoner.strategies.registry import parse_params
 
@@ -58,7 +58,7 @@ def _complete(spec: JobSpec, models: Sequence[ModelInfo]) -> JobSpec:
         changes["strategy"] = StrategySpec(name=name, **parse_params(name, spec.strategy.params).model_dump())
     except ValueError:
         return spec
-    if isinstance(spec.verifier, ProbeVerifier | JudgeVerifier | WrittenVerifier) and spec.verifier.model is None:
+    if isinstance(spec.verifier, ProbeVerifier | LanguageModelVerifier) and spec.verifier.model is None:
         changes["verifier"] = spec.verifier.model_copy(update={"model": spec.model})
     served = {info.id: info for info in models}
     policies = [served[policy] for policy in spec.policy_names if policy in served]

@@ -29,7 +29,7 @@ from reasoner.jobs.request import JobRequest
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.tool_specs import PythonTool
-from reasoner.jobs.verifier_specs import JudgeVerifier, PairwiseVerifier, WrittenVerifier
+from reasoner.jobs.verifier_specs import LanguageModelVerifier, PairwiseVerifier
 from reasoner.jobs.view import fold_events
 from reasoner.run import open_search, run_job
 from reasoner.strategies.base import VerifierUse
@@ -80,13 +80,16 @@ class EvaluationContext:
         strategies = [STRATEGIES[case.name] for case in (*plan.pooled, *plan.live)]
         compares = verifier is not None and verifier.compares
         uses = {strategy.verifier for strategy in strategies}
-        needed = VerifierUse.COMPARISONS in uses if compares else any(each.needs_verifier for each in strategies)
+        scores = verifier is not None and verifier.can_score()
+        needed = (compares and VerifierUse.COMPARISONS in uses) or (
+            scores and any(each.needs_verifier for each in strategies)
+        )
         scorer = getattr(verifier, "model", None)
         for name in (plan.model, *plan.against, *plan.mixed, *([scorer] if needed and scorer is not None else [])):
             if name not in models:
                 raise InvalidRequest(f"model {name!r} is not served; served are {', '.join(models)}", "model")
         is_served = scorer is None or scorer in models
-        is_welcome = not compares and VerifierUse.OPTIONAL in uses
+        is_welcome = scores and VerifierUse.OPTIONAL in uses
         is_used = is_served and (needed or is_welcome)
         used = verifier if is_used else None
         return cls(suite, plan, engine, models, used, sampling, concurrency, calibration, defaults, tools)
@@ -94,14 +97,14 @@ class EvaluationContext:
     def choose_verifier(self, strategy: str) -> VerifierSpec | None:
         """Return the verifier that a strategy uses: one that compares, or one that scores."""
         if STRATEGIES[strategy].verifier is not VerifierUse.COMPARISONS:
-            return None if self.verifier is None or self.verifier.compares else self.verifier
+            return None if self.verifier is None or not self.verifier.can_score() else self.verifier
         return self.verifier if self.verifier is not None and self.verifier.compares else PairwiseVerifier()
 
     def count_verifier_parameters(self, strategy: str) -> int:
         """Return the number of weights of the model of a strategy's verifier."""
         verifier = self.choose_verifier(strategy)
         model = getattr(verifier, "model", None)
-        if model is None and isinstance(verifier, JudgeVerifier | WrittenVerifier):
+        if model is None and isinstance(verifier, LanguageModelVerifier):
             model = self.plan.model
         return 0 if model is None else self.models[model].parameters
 

@@ -119,6 +119,10 @@ class VerifierData(EntryData):
     criteria: dict[str, float | None] = Field(
         {}, description="Scores by the rubric's criteria; of a branch those of its last step"
     )
+    grades: list[float | None] = Field(
+        [], description="Scores of all questions of a verifier that grades, in their order; null: none could be read"
+    )
+    unread: list[str | None] = Field([], description="Reasons for grades that could not be read, in the same order")
 
 
 class ScoreData(VerifierData):

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, ConfigDict, Discriminator, Field, GetCoreSc
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import CoreSchema
 
+from prm.scorers.grades import MAX_REPEATS
 from prm.scorers.templates import TemplateRefused
 from prm.scorers.verdict_formats import (
     MAX_LABELS,
@@ -49,12 +50,17 @@ class PrmVerifier(VerifierSpec):
     reads: ReadParts = "answer"
 
 
-class JudgeVerifier(VerifierSpec):
+class LanguageModelVerifier(VerifierSpec):
+    """Base of verifiers that are language models, by default the one that writes the solutions."""
+
+    model: str | None = Field(None, description="Name of a served language model; without it the job's own.")
+
+
+class JudgeVerifier(LanguageModelVerifier):
     """A language model is asked whether the solution is right so far; the score is its probability of "Yes"."""
 
     kind: Literal["judge"] = "judge"
     scores_steps: ClassVar[bool] = True
-    model: str | None = Field(None, description="Name of a served language model; without it the job's own.")
     aggregation: Aggregation = "last"
     reads: ReadParts = "answer"
 
@@ -83,10 +89,9 @@ Rubric = Annotated[list[Criterion], Field(max_length=16), AfterValidator(_check_
 Template = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
 
 
-class WrittenVerifier(VerifierSpec):
+class WrittenVerifier(LanguageModelVerifier):
     """Fields of verifiers whose model writes a critique before its verdict."""
 
-    model: str | None = Field(None, description="Name of a served language model; without it the job's own.")
     template: Template | None = Field(None, description="Prompt as a Jinja template; without it the model's own.")
     verdict: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
         None, description="Text after which a label is due; it ends a critique, and is appended to it."
@@ -171,6 +176,46 @@ def _raise_value_error(parse: Callable[[], object]) -> None:
         raise ValueError(f"template: {error}") from None
 
 
+class GradedVerifier(LanguageModelVerifier):
+    """A language model grades; the score is the expectation over its grades, read where one is due. It writes nothing.
+
+    The job's own model is asked in place, as a continuation of the branch that it wrote: only the question is computed.
+    """
+
+    kind: Literal["graded"] = "graded"
+    scores_steps: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
+    also_scores: ClassVar[bool] = True
+    grades: Scale | dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(
+        "A-T", description="Grades with their scores, or the name of a scale."
+    )
+    criteria: Rubric = Field(default_factory=list, description="Criteria that are graded one by one, with weights.")
+    repeats: Annotated[int, Field(ge=1, le=MAX_REPEATS)] = Field(
+        1,
+        description="Questions for each criterion, in other words; every other one has the scale the other way round.",
+    )
+    swap: bool = Field(True, description="Grade the solutions of a pair in both orders.")
+    in_place: bool | None = Field(
+        None,
+        description="Ask behind the branch itself, thoughts included, instead of showing the solution in a prompt of "
+        "its own. Without it wherever the model is the job's own.",
+    )
+    aggregation: Aggregation = "last"
+    reads: ReadParts = "answer"
+
+    @model_validator(mode="after")
+    def _check_grades(self) -> Self:
+        if isinstance(self.grades, dict) and not 2 <= len(self.grades) <= MAX_LABELS:
+            raise ValueError(f"'grades' needs 2 to {MAX_LABELS} grades, each with its score")
+        return self
+
+    @property
+    def grade_scores(self) -> dict[str, float]:
+        """Grades with their scores, the worst first."""
+        scores = SCALES[self.grades] if isinstance(self.grades, str) else self.grades
+        return dict(sorted(scores.items(), key=lambda entry: entry[1]))
+
+
 class ProbeVerifier(VerifierSpec):
     """A probe reads the policy's own hidden states at the end of each branch, at no cost in tokens."""
 
@@ -228,6 +273,7 @@ _OWN_KINDS: tuple[type[VerifierSpec], ...] = (
     ProbeVerifier,
     GenerativeVerifier,
     PairwiseVerifier,
+    GradedVerifier,
     *RULES,
 )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from engine.protocol.request_checks import PromptTooLong
 from engine.protocol.types import InvalidRequest, ModelInfo
@@ -110,8 +110,9 @@ def check_fits_context(model: ModelInfo, tokens: int) -> None:
         )
 
 
-ReadNodes = Callable[[Sequence[Node], int | None], Awaitable[Sequence[VerifierScores]]]
-"""Function that reads nodes with a model and computes at most the given number of tokens for each."""
+T = TypeVar("T")
+ReadItems = Callable[[Sequence[T], int | None], Awaitable[Sequence[VerifierScores]]]
+"""Function that reads nodes, or questions about them, and computes at most the given number of tokens for each."""
 TOO_LONG = "items.parts"
 """Field in the engine's error if an item does not fit into the model's context."""
 
@@ -120,7 +121,8 @@ class BudgetedReader:
     """Reads nodes with a model within a ledger: each request limits the tokens that the engine may compute.
 
     The cost is first estimated for a warm cache. If fewer tokens are cached, the engine refuses and returns the true
-    cost, with which the node is read again. A node that is too long for the model's context has no scores.
+    cost, with which the node is read again. A node that is too long for the model's context has no scores. Instead of
+    nodes there may be items of another type, such as questions about them.
     """
 
     def __init__(self, ledger: Ledger, model: ModelInfo) -> None:
@@ -128,9 +130,9 @@ class BudgetedReader:
         self._rate = ledger.rate_of_model(model)
 
     async def read(
-        self, estimates: Mapping[Node, int], read_nodes: ReadNodes
-    ) -> list[tuple[Node, VerifierScores, Amount]]:
-        """Return readings of the first nodes, each with its reservation.
+        self, estimates: Mapping[T, int], read_items: ReadItems[T]
+    ) -> list[tuple[T, VerifierScores, Amount]]:
+        """Return readings of the first items, each with its reservation.
 
         Empty if the budget reaches none, or the time is up before the model has answered.
         """
@@ -144,7 +146,7 @@ class BudgetedReader:
             try:
                 limit = bound if self._ledger.has_limits else None
                 readings = await run_within(
-                    self._ledger.seconds_until_cut(), partial(_read_each, read_nodes, batch, limit)
+                    self._ledger.seconds_until_cut(), partial(_read_each, read_items, batch, limit)
                 )
             except BaseException:
                 self._ledger.release(amount * len(batch))
@@ -153,17 +155,17 @@ class BudgetedReader:
                 self._ledger.release(amount * len(batch))
                 return []
             answered = []
-            for node, reading in zip(batch, readings, strict=True):
+            for item, reading in zip(batch, readings, strict=True):
                 if reading.scores is None:
-                    costs[node] = reading.computed
+                    costs[item] = reading.computed
                     self._ledger.release(amount)
                 else:
-                    answered.append((node, reading, amount))
+                    answered.append((item, reading, amount))
             if answered:
                 return answered
 
     async def score_steps(
-        self, estimates: Mapping[Node, int], read_nodes: ReadNodes, aggregation: str
+        self, estimates: Mapping[Node, int], read_nodes: ReadItems[Node], aggregation: str
     ) -> list[NodeScore]:
         """Read the steps that nodes add; each score is over all steps up to the node."""
         scored = []
@@ -180,28 +182,28 @@ class BudgetedReader:
         """Return the cost of a reading."""
         return self._rate.verification_usage(reading.computed, reading.cached)
 
-    def _select_affordable(self, costs: Mapping[Node, int]) -> tuple[list[Node], int]:
-        """Return the first nodes, as many as the budget reaches, and the token limit for each of them."""
-        batch: list[Node] = []
+    def _select_affordable(self, costs: Mapping[T, int]) -> tuple[list[T], int]:
+        """Return the first items, as many as the budget reaches, and the token limit for each of them."""
+        batch: list[T] = []
         bound = 0
         most = 0 if self._ledger.is_exhausted else self._ledger.max_affordable(self._rate.verification_amount(1))
-        for node, tokens in costs.items():
+        for item, tokens in costs.items():
             if max(bound, tokens) * (len(batch) + 1) > most:
                 break
             bound = max(bound, tokens)
-            batch.append(node)
+            batch.append(item)
         return batch, bound
 
 
-async def _read_each(read_nodes: ReadNodes, nodes: Sequence[Node], limit: int | None) -> Sequence[VerifierScores]:
-    """Return a reading of each node. If the engine refuses a request, because one node is too long or for a reason of
+async def _read_each(read_items: ReadItems[T], items: Sequence[T], limit: int | None) -> Sequence[VerifierScores]:
+    """Return a reading of each item. If the engine refuses a request, because one item is too long or for a reason of
     its server's, they are read singly, and those that are refused have no verdict.
     """
     try:
-        return await read_nodes(nodes, limit)
+        return await read_items(items, limit)
     except InvalidRequest as error:
         if error.field == "model":
             raise
-        if len(nodes) == 1:
+        if len(items) == 1:
             return [VerifierScores((), 0, 0, None if error.field == TOO_LONG else str(error))]
-    return [reading for node in nodes for reading in await _read_each(read_nodes, [node], limit)]
+    return [reading for item in items for reading in await _read_each(read_items, [item], limit)]

@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from reasoner.jobs.verifier_specs import load_verifier_kinds
 from reasoner.search.scoring import NodeScorer, PairScorer
-from reasoner.verifiers import generative, judge, outcome, pairwise, probe, rules, steps
+from reasoner.verifiers import generative, graded, judge, outcome, pairwise, probe, rules, steps
 from reasoner.verifiers.context import VerifierContext
 
 OPENERS: Mapping[str, Callable[[VerifierContext], Awaitable[NodeScorer | PairScorer]]] = {
@@ -17,6 +17,7 @@ OPENERS: Mapping[str, Callable[[VerifierContext], Awaitable[NodeScorer | PairSco
     "probe": probe.open_probe,
     "generative": generative.open_generative,
     "pairwise": pairwise.open_pairwise,
+    "graded": graded.open_graded,
 }
 """Functions that open the service's own models."""
 

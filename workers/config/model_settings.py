@@ -13,7 +13,7 @@ from prm.formats.registry import FormatName
 from reasoner.base_model import VerifierSpec
 from reasoner.budget.price_catalogue import NotInCatalogue, describe_source, find_prices
 from reasoner.budget.prices import Prices
-from reasoner.jobs.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVerifier, WrittenVerifier
+from reasoner.jobs.verifier_specs import LanguageModelVerifier, OutcomeVerifier, PrmVerifier
 from workers.config.engine_profiles import EngineProfile
 from workers.config.model_profiles import ModelProfile, read_model_file
 from workers.config.types import BUNDLED_PRM, ConfigError, check_url, is_bundled, resolve_model_path, served_name
@@ -220,7 +220,7 @@ class ModelSettings(BaseSettings):
         served |= {self.prm_name} if self.prm_url and self.prm_name is not None else set()
         for name, profile in self.models.items():
             verifier = profile.verifier
-            named = PrmVerifier | JudgeVerifier | OutcomeVerifier | WrittenVerifier
+            named = PrmVerifier | OutcomeVerifier | LanguageModelVerifier
             needed = verifier.model if isinstance(verifier, named) else None
             if needed is not None and needed not in served:
                 raise ConfigError(

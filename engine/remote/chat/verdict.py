@@ -19,7 +19,7 @@ _MARKUP = re.compile(
 )
 """Commands of LaTeX, tags, fences, and the marks of Markdown."""
 _ANNOUNCES = (
-    r"(?:verdict|answer|judge?ment|conclusion|decision|result|rating|assessment|evaluation|correct|response"
+    r"(?:verdict|answer|grade|score|judge?ment|conclusion|decision|result|rating|assessment|evaluation|correct|response"
     r"|antwort|urteil|r[eé]ponse|respuesta|veredicto|\u7b54\u6848|\u7ed3\u8bba|\u5224\u65ad|\u043e\u0442\u0432\u0435\u0442)"
 )
 _IS = (
@@ -31,7 +31,19 @@ _REASONS = (
 )
 """Words that go on after a verdict without a mark between them."""
 _NEGATES = re.compile(r"\b(?:not|cannot|can't|could|unable|never|neither|if|whether|either)\b|n't\b")
-_KEYS = ("verdict", "answer", "judgement", "judgment", "decision", "result", "correct", "is_correct", "conclusion")
+_KEYS = (
+    "verdict",
+    "grade",
+    "score",
+    "answer",
+    "judgement",
+    "judgment",
+    "decision",
+    "result",
+    "correct",
+    "is_correct",
+    "conclusion",
+)
 _TRUE, _FALSE = "yes", "no"
 """The verdicts of a JSON boolean."""
 

@@ -82,9 +82,14 @@ class OpenAIScorer:
                 body |= {"logprob_token_ids": [*wanted], "return_tokens_as_token_ids": True}
             async with self._slots:
                 answer = await self._connection.call("POST", "/v1/completions", body | salt)
-            values.append(_read_logprobs(answer, list(wanted.values())))
             num_computed, num_cached = _read_usage(answer)
             computed, cached = computed + num_computed, cached + num_cached
+            row = _read_logprobs(answer, list(wanted.values()))
+            if row is None:
+                names = ", ".join(map(repr, wanted.values()))
+                unread = f"none of {names} is among the likeliest tokens where one is due"
+                return ScoreResult(index, (), computed, cached_tokens=cached, unread=unread)
+            values.append(row)
         return ScoreResult(index, tuple(values), computed, cached)
 
     async def score_prompt(self, model: str, prompt: Sequence[int], count: int, salt: Json) -> Completion:
@@ -162,7 +167,8 @@ def _to_logits(row: Row) -> Row:
     return row
 
 
-def _read_logprobs(answer: Json, wanted: Sequence[str]) -> Row:
+def _read_logprobs(answer: Json, wanted: Sequence[str]) -> Row | None:
+    """Return the log-probabilities of tokens; ``None`` if none of them is listed."""
     try:
         likeliest: dict[str, float] = answer["choices"][0]["logprobs"]["top_logprobs"][0]
     except (KeyError, IndexError, TypeError) as error:
@@ -170,7 +176,7 @@ def _read_logprobs(answer: Json, wanted: Sequence[str]) -> Row:
     if not likeliest:
         raise EngineError("the server reports no log-probabilities, and so it cannot score")
     if not likeliest.keys() & set(wanted):
-        raise EngineError(f"none of {', '.join(map(repr, wanted))} is among the likeliest tokens where one is due")
+        return None
     least = min(likeliest.values())
     return tuple(likeliest.get(token, least) for token in wanted)
 

@@ -10,7 +10,7 @@ from prm.formats.registry import find_format
 from prm.scorers.outcome import is_outcome_model
 from reasoner.base_model import VerifierSpec
 from reasoner.jobs.spec import JobSpec
-from reasoner.jobs.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVerifier, ProbeVerifier, WrittenVerifier
+from reasoner.jobs.verifier_specs import LanguageModelVerifier, OutcomeVerifier, PrmVerifier, ProbeVerifier
 
 _NO_PROBE = (
     "has no probe; served with one are {}: fit one with 'reasoner prm train --probe', and serve it by --probe or "
@@ -58,7 +58,7 @@ def verifier_selector(verifier: VerifierSpec | None) -> ModelSelector | None:
     match verifier:
         case PrmVerifier(model=name):
             return ModelSelector("verifier.model", name, can_score_steps)
-        case JudgeVerifier(model=name) | WrittenVerifier(model=name):
+        case LanguageModelVerifier(model=name):
             return ModelSelector("verifier.model", name, can_generate)
         case OutcomeVerifier(model=name):
             return ModelSelector("verifier.model", name, is_outcome_model)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.protocol.types import EngineClient, InvalidRequest, TokenizeRequest, Tokens
+from prm.scorers.next_turn import count_common
 from reasoner.tools.formats.base import ToolFormat
 from reasoner.tools.formats.call import CODE, PYTHON
 
@@ -74,8 +75,8 @@ async def find_tool_messages(
     words, escaped = await asyncio.gather(
         asyncio.gather(render_words(_FIRST), render_words(_SECOND)), encode(json.dumps(_QUOTED)[1:-1])
     )
-    begin, end = _count_common(first, other_output), len(first) - _count_common(first[::-1], other_output[::-1])
-    call_end = len(first) - _count_common(first[::-1], other_code[::-1])
+    begin, end = count_common(first, other_output), len(first) - count_common(first[::-1], other_output[::-1])
+    call_end = len(first) - count_common(first[::-1], other_code[::-1])
     if not 0 < call_end <= begin < end < len(first):
         raise InvalidRequest(
             f"tools: the chat template of model {model!r} does not render the output of a call after it: give the tool "
@@ -84,7 +85,7 @@ async def find_tool_messages(
         )
     between = first[call_end:begin]
     after_call = _find(between, await encode(tool_format.call_end)) if tool_format.call_end else 0
-    turn_end = words[0][len(words[0]) - _count_common(words[0][::-1], words[1][::-1]) :][:1]
+    turn_end = words[0][len(words[0]) - count_common(words[0][::-1], words[1][::-1]) :][:1]
     after_turn = _find(between[after_call:], turn_end) + after_call
     at_turn_end = after_turn - 1 if after_turn > after_call else after_call
     return ToolMessages(
@@ -94,12 +95,6 @@ async def find_tool_messages(
         first[end:],
         is_json=quoted[begin : len(quoted) - (len(first) - end)] == escaped,
     )
-
-
-def _count_common(first: Tokens, second: Tokens) -> int:
-    """Return the length of the longest common beginning."""
-    pairs = zip(first, second, strict=False)
-    return next((index for index, (own, other) in enumerate(pairs) if own != other), min(len(first), len(second)))
 
 
 def _find(tokens: Tokens, part: Tokens) -> int:

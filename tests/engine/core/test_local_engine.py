@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
+from engine.protocol.request_checks import require_ids
 from engine.protocol.types import (
     Branch,
     Completion,
@@ -23,6 +25,7 @@ from engine.protocol.types import (
     InvalidRequest,
     ScoreItem,
 )
+from prm.formats.base import softmax
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import generate, score
 
@@ -140,6 +143,40 @@ async def test_clearing_the_cache_drops_unused_prefixes(engine: LocalEngine) -> 
     [cold] = await collect(engine, request())
     assert (warm.cached_tokens, cold.cached_tokens) == (len(PROMPT) - 1, 0)
     assert warm.token_ids == cold.token_ids
+
+
+async def test_normalized_scores_are_the_log_probabilities_that_decoding_reports(engine: LocalEngine) -> None:
+    """Bit for bit also beside other rows, whose number must not change a sum."""
+    wanted = generate(PROMPT, [Branch(3, 0, 1)], temperature=0.0, logprobs=5, ignore_eos=True)
+    [completion] = await collect(engine, wanted)
+    assert completion.logprobs is not None
+    tokens, expected = zip(*completion.logprobs[0].top, strict=True)
+    items = [ScoreItem((PROMPT[:end],), (0,)) for end in (len(PROMPT), *range(3, 20))]
+    for count in (1, len(items)):
+        asked = replace(score(*items[:count], token_ids=tokens), normalized=True)
+        [first, *_] = await engine.score(asked)
+        assert first.values == (pytest.approx(expected, abs=1e-12),)
+    [raw, *_] = await engine.score(score(items[0], token_ids=tokens))
+    assert raw.values is not None
+    assert softmax(raw.values[0], 0) == pytest.approx(softmax(expected, 0))
+
+
+async def test_a_question_behind_a_branch_computes_its_own_tokens_alone_and_scores_as_without_a_cache(
+    checkpoints: Checkpoints,
+) -> None:
+    options = replace(OPTIONS, deterministic=True)
+    engine, other = (LocalEngine({"m": checkpoints("qwen3")}, options) for _ in range(2))
+    branches = [Branch(3, key, 30) for key in range(4)]
+    wanted = generate(PROMPT, branches, pin_key="job", ignore_eos=True)
+    answers = [PROMPT + require_ids(completion.token_ids) for completion in await collect(engine, wanted)]
+    questions = [tuple(range(size, 2 * size)) for size in (7, 20)]
+    items = [ScoreItem((answer + question,), (0,)) for answer in answers for question in questions]
+    asked = replace(score(*items, token_ids=(1, 2, 3)), normalized=True)
+    behind, whole = await engine.score(asked), await other.score(asked)
+    assert [result.values for result in behind] == [result.values for result in whole]
+    assert [result.computed_tokens for result in behind] == [8, 21] * 4  # the last token of a branch is not computed
+    await engine.close()
+    await other.close()
 
 
 async def test_an_empty_score_request_returns_immediately(engine: LocalEngine) -> None:

@@ -19,6 +19,8 @@ from engine.protocol.types import (
 from engine.remote.chat import judge as chat_judge
 from engine.remote.chat.options import ChatOptions
 from engine.remote.chat.verdict import find_verdict
+from prm.scorers.grades import GradeReader, Scale, write_question
+from prm.scorers.verdict_formats import SCALES
 from tests.engine.remote.test_chat import MESSAGES, Hosted, fresh
 
 __all__ = ["fresh"]  # the fixture holds here, too
@@ -99,6 +101,27 @@ NEITHER = [
 def test_a_verdict_is_read_in_any_case_and_markup_and_never_guessed(text: str, index: int | None) -> None:
     found = find_verdict(text, ["Yes", "No"])
     assert (None if found is None else found.index) == index
+
+
+@pytest.mark.parametrize(
+    ("text", "grade"),
+    [
+        *(("C", "C"), ("c.", "C"), ("**Grade: T**", "T"), ("Grade: B\n\nA step is missing.", "B"), ("\\boxed{F}", "F")),
+        *(("Score: Q", "Q"), ('{"grade": "D"}', "D"), ("I grade it.", None), ("", None), ("Grade: B or C", None)),
+    ],
+)
+async def test_a_written_grade_counts_where_no_log_probabilities_are_listed(text: str, grade: str | None) -> None:
+    hosted = Hosted(lambda _: answer(text))
+    [info, *_] = await hosted.engine.models()
+    scale = Scale(SCALES["A-T"])
+    reader = await GradeReader.open(hosted.engine, info, scale)
+    assert reader.lead == ()
+    prompt = await hosted.engine.tokenize(TokenizeRequest("m", MESSAGES))
+    question = write_question(scale, 0, None, is_finished=True)
+    [reading] = await reader.read([prompt], [question])
+    assert reading.scores == (() if grade is None else pytest.approx((scale.scores[grade],)))
+    assert (reading.unread is None) == (grade is not None)
+    await hosted.engine.close()
 
 
 def answer(

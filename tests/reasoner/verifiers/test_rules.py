@@ -180,7 +180,7 @@ def test_a_test_may_have_finally_blocks(source: str) -> None:
 @pytest.mark.parametrize(
     ("verifier", "field", "hint"),
     [
-        ({"kind": "exactly"}, "verifier", "use one of prm, judge, outcome, probe, generative, pairwise, exact"),
+        ({"kind": "exactly"}, "verifier", "use one of prm, judge, outcome, probe, generative, pairwise, graded, exact"),
         ({"kind": "exact"}, "verifier.exact.expected", "required"),
         ({"kind": "exact", "expected": ""}, "verifier.exact.expected", "at least 1"),
         ({"kind": "exact", "expected": "x", "model": "prm"}, "verifier.exact.model", "Extra inputs"),

@@ -1,0 +1,121 @@
+"""Prompts of questions for grades: what is graded first, then the question, then the beginning of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from engine.protocol.types import Capability, InvalidRequest, ModelInfo, TokenizeRequest, Tokens
+from prm.formats.base import as_text
+from prm.scorers.grades import ANSWER_ALONE, GradeQuestion
+from prm.scorers.next_turn import encode_next_turn
+from prm.scorers.templates import PromptTemplate
+from prm.scorers.verdict_formats import parse_check_template, parse_compare_template, read_prompt
+from reasoner.jobs.verifier_specs import GradedVerifier
+from reasoner.thoughts import ThoughtFormat
+from reasoner.tree import Node
+from reasoner.verifiers.context import VerifierContext
+
+
+def is_policy(context: VerifierContext) -> bool:
+    """Return True if the model that grades wrote the solutions, so that it can be asked in place."""
+    verifier, spec = context.spec.verifier, context.spec
+    assert isinstance(verifier, GradedVerifier)
+    return spec.models is None and verifier.model in (None, context.policy.id)
+
+
+class GradePrompts:
+    """Writes the prompts of one job."""
+
+    def __init__(
+        self, context: VerifierContext, model: ModelInfo, lead: Tokens, thoughts: ThoughtFormat | None
+    ) -> None:
+        """Raises ``InvalidRequest`` where ``in_place`` is impossible."""
+        verifier = context.spec.verifier
+        assert isinstance(verifier, GradedVerifier)
+        self._context = context
+        self._model = model
+        self._lead = lead
+        self._thoughts = None if thoughts is None or thoughts.is_told else thoughts
+        self._reads = verifier.reads
+        self._problem = as_text(context.spec.rendered_conversation)
+        self._turns: dict[str, Tokens] = {}
+        is_in_place = is_policy(context) if verifier.in_place is None else verifier.in_place
+        if is_in_place and not is_policy(context):
+            raise InvalidRequest(
+                f"verifier.in_place: only the model that wrote a branch can be asked behind it, and {model.id!r} is "
+                "another one, or one of several: leave 'in_place' out",
+                "verifier.in_place",
+            )
+        can_continue = Capability.CONTINUATION in model.capabilities
+        self.reads_branch = is_in_place and can_continue
+        """True if prompts are the branches themselves, with the question behind them."""
+        self._reads_conversation = is_in_place and not can_continue
+        self._single: PromptTemplate = parse_check_template(read_prompt("grade"), has_criteria=True)
+        self._pair: PromptTemplate = parse_compare_template(read_prompt("grade_pair"), has_criteria=True)
+
+    def is_readable(self, node: Node) -> bool:
+        """Return True if the node has text that is shown to the model."""
+        if self.reads_branch:
+            return bool(node.solution.strip())
+        return bool(node.read_text(self._reads).strip())
+
+    async def encode(self, node: Node, question: GradeQuestion) -> Tokens:
+        """Return the prompt of a question about one solution."""
+        if self.reads_branch:
+            return await self._encode_behind(node, question)
+        if self._reads_conversation:
+            answer = {"role": "assistant", "content": node.read_text(self._reads).strip()}
+            messages = [
+                *self._context.spec.to_messages(),
+                answer,
+                {"role": "user", "content": self._phrase_question(question)},
+            ]
+            return await self._encode_chat(messages)
+        values = {"question": self._problem, "solution": node.read_text(self._reads).strip()}
+        return await self._encode_prompt(self._single, values, question)
+
+    async def encode_pair(self, first: Node, second: Node, question: GradeQuestion) -> Tokens:
+        """Return the prompt of a question about one of two solutions."""
+        texts = [node.read_text(self._reads).strip() for node in (first, second)]
+        values = {"question": self._problem, "first": texts[0], "second": texts[1]}
+        return await self._encode_prompt(self._pair, values, question)
+
+    async def encode_empty(self, question: GradeQuestion) -> Tokens:
+        """Return the prompt of a question about an empty solution."""
+        if self.reads_branch:
+            return await self._encode_turn(question)
+        return await self._encode_prompt(self._single, {"question": self._problem, "solution": ""}, question)
+
+    async def _encode_behind(self, node: Node, question: GradeQuestion) -> Tokens:
+        """Return the branch's own tokens with the question as its next turn; an open thought is closed before it."""
+        prefix = node.prefix[:-1] if node.ended_with_eos else node.prefix
+        if node.thought == "open" and self._thoughts is not None:
+            prefix += self._thoughts.forced_ids
+        return prefix + await self._encode_turn(question)
+
+    async def _encode_turn(self, question: GradeQuestion) -> Tokens:
+        if question.text not in self._turns:
+            turn = await encode_next_turn(
+                self._context.engine, self._model.id, question.text, self._context.spec.chat_template_kwargs
+            )
+            self._turns[question.text] = self._begin_answer(turn)
+        return self._turns[question.text]
+
+    async def _encode_prompt(
+        self, template: PromptTemplate, values: Mapping[str, str], question: GradeQuestion
+    ) -> Tokens:
+        text = template.render({**values, "criterion": self._phrase_question(question)})
+        return await self._encode_chat([{"role": "user", "content": text}])
+
+    async def _encode_chat(self, messages: Sequence[dict[str, str]]) -> Tokens:
+        return self._begin_answer(await self._context.engine.tokenize(TokenizeRequest(self._model.id, messages)))
+
+    def _phrase_question(self, question: GradeQuestion) -> str:
+        """Return the question's text; where no lead begins the answer, with what is to be written."""
+        return question.text if self._lead else f"{question.text} {ANSWER_ALONE}"
+
+    def _begin_answer(self, prompt: Tokens) -> Tokens:
+        """Return the prompt with the beginning of the answer; a thought that the template opens is closed first."""
+        if self._lead and self._thoughts is not None and self._thoughts.find_state(prompt) == "open":
+            prompt += self._thoughts.forced_ids
+        return prompt + self._lead
