@@ -11,12 +11,12 @@ SAMPLE_BYTES = 1 << 16
 checkpoint of any size."""
 
 
-def fingerprint(folder: Path, weights: Sequence[Path] = ()) -> str:
-    """Return 16 hexadecimal digits: a hash of config.json and of the names, sizes and samples of the weights' files.
+def fingerprint(folder: Path, weights: Sequence[Path] = (), config: str = "config.json") -> str:
+    """Return 16 hexadecimal digits: a hash of ``config`` and of the names, sizes and samples of the weights' files.
 
     ``weights``: files outside of the folder, in GGUF; their users name them, so that only their order counts.
     """
-    digest = blake2b((folder / "config.json").read_bytes(), digest_size=8)
+    digest = blake2b((folder / config).read_bytes(), digest_size=8)
     for path in sorted([*folder.glob("*.safetensors"), *weights]):
         size = path.stat().st_size
         digest.update(f"{'' if path in weights else path.name}:{size}".encode())

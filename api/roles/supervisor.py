@@ -312,6 +312,7 @@ def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
     for name, (setting, value) in served.items():
         command += ["--model", f"{name}={require_model_folder(value, setting)}"]
     command += settings.chat_template_options(served)
+    command += [part for name, at in settings.adapter_folders().items() for part in ("--adapter", f"{name}={at}")]
     values = {name: getattr(settings, f"engine_{name}") for name in ENGINE_SETTINGS}
     probe = settings.probe if settings.probe in ("auto", "off") else Path(settings.probe).expanduser().absolute()
     values |= {"draft": settings.drafter, "draft_length": settings.draft_length, "probe": probe}

@@ -54,8 +54,10 @@ class Pins:
         pin_set.namespaces.add(namespace)
         node = end
         while node.parent is not None and pin_set not in node.pins:
-            self._tree.pin(node, pin_set)
+            self._tree.pin(node, pin_set, len(node.key))
             node = node.parent
+        if end.parent is not None:
+            pin_set.nodes[end] = len(end.key)  # of an earlier pin it may have been fewer
         while self._tree.num_pinned > self._cap or len(self._sets) > MAX_PIN_SETS:
             self.evict_oldest_pins()
 
@@ -120,13 +122,13 @@ class Pins:
         path = self._tree.match(namespace, tokens, len(tokens)).nodes
         last = path[-1] if path else self._tree.root(namespace)
         rest = tuple(tokens[len(path) * self._tree.page_size :])
-        for length in range(1, min(len(rest) + 1, self._tree.page_size)):
-            partial = last.children.get(rest[:length])
-            if partial is not None and pin_set in partial.pins:
-                self._unpin(pin_set, partial)
-                self._tree.mark_evict_first(partial)
+        for node in [node for node in last.children.values() if pin_set in node.pins]:
+            length = pin_set.nodes[node]
+            if node.key[:length] == rest[:length] and not _has_pinned_child(node, pin_set):
+                self._unpin(pin_set, node)
+                self._tree.mark_evict_first(node)
         for node in reversed(path):
-            if pin_set not in node.pins or any(pin_set in child.pins for child in node.children.values()):
+            if pin_set not in node.pins or _has_pinned_child(node, pin_set):
                 break
             self._unpin(pin_set, node)
             self._tree.mark_evict_first(node)
@@ -135,6 +137,10 @@ class Pins:
         self._tree.unpin(node, pin_set)
         if not pin_set.nodes:
             del self._sets[pin_set.key]
+
+
+def _has_pinned_child(node: Node, pin_set: PinSet) -> bool:
+    return any(pin_set in child.pins for child in node.children.values())
 
 
 def _oldest_nodes(pin_set: PinSet, count: int) -> list[Node]:

@@ -66,7 +66,8 @@ class PinSet:
     key: str
     touched: float
     """Time of the last use in seconds, on the clock of ``Pins``."""
-    nodes: set[Node] = field(default_factory=set)
+    nodes: dict[Node, int] = field(default_factory=dict)
+    """The pages, and how many tokens of each were pinned: others that begin with them may take their place."""
     namespaces: set[str | None] = field(default_factory=set)
 
 
@@ -207,8 +208,9 @@ class RadixTree:
     def replace(self, node: Node, by: Node) -> None:
         """Remove a leaf whose tokens another page has too, and move its pins and snapshots to that page."""
         for pin_set in list(node.pins):
+            num_tokens = pin_set.nodes[node]
             self.unpin(node, pin_set)
-            self.pin(by, pin_set)
+            self.pin(by, pin_set, num_tokens)
         if self.snapshots is not None:
             self.snapshots.move(node, by)
         self.remove(node)
@@ -252,17 +254,17 @@ class RadixTree:
                     self._drop_or_enqueue(node)
         self._clock = clock
 
-    def pin(self, node: Node, pin_set: PinSet) -> None:
-        """Pin a page. The caller also pins those before it."""
+    def pin(self, node: Node, pin_set: PinSet, num_tokens: int) -> None:
+        """Pin the first tokens of a page. The caller also pins the pages before it."""
         if not node.pins:
             self.num_pinned += 1
         node.pins.add(pin_set)
-        pin_set.nodes.add(node)
+        pin_set.nodes[node] = max(num_tokens, pin_set.nodes.get(node, 0))
 
     def unpin(self, node: Node, pin_set: PinSet) -> None:
         """Undo ``pin``. The caller also unpins the pages after it."""
         node.pins.remove(pin_set)
-        pin_set.nodes.remove(node)
+        del pin_set.nodes[node]
         if not node.pins:
             self.num_pinned -= 1
             self._enqueue_if_evictable(node)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from engine.adapters.invocation import TaggedTokens
 from engine.cache.paged_kv import KVCache
 from engine.core.loaded_model import LoadedModel
 from engine.core.model_setup import ModelWeights
@@ -50,6 +51,7 @@ class EngineCore:
         # What the pool cannot hold could never run, so it bounds the context too.
         capacity = weights.choose_num_tokens()
         self.model = LoadedModel(name, folder, weights.model, options, max_tokens=capacity, template=weights.template)
+        self.model.add_adapters(weights.adapters)
         self._requests: list[Request] = []
         self._deadline = math.inf
         """Lower bound of all requests' deadlines."""
@@ -157,6 +159,9 @@ class EngineCore:
     def release(self, pin_key: str, tokens: abc.Sequence[int] | None = None) -> None:
         """Drop the pins of a key, or of one branch under it; see ``EngineClient.release``."""
         if tokens is not None:
+            for invocation in self.model.invocations.values():
+                if not invocation.tokens:
+                    self.cache.pins.prune(pin_key, TaggedTokens(tokens, invocation.index, 0))
             self.cache.pins.prune(pin_key, tokens)
             return
         self.cache.pins.release(pin_key)

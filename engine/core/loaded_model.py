@@ -6,19 +6,31 @@ import logging
 import math
 from collections import abc
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
+from engine.adapters.checkpoint import Adapter
+from engine.adapters.config import CONFIG_FILE
+from engine.adapters.invocation import Invocation
 from engine.fingerprint import fingerprint
 from engine.gguf.folder import weight_files
 from engine.models.config import read_raw_config
 from engine.models.interface import Model
 from engine.protocol.options import EngineOptions
 from engine.protocol.request_checks import check_generate, check_score, check_tokens, require_ids
-from engine.protocol.types import Branch, GenerateRequest, InvalidRequest, ModelInfo, ScoreItem, ScoreRequest
+from engine.protocol.types import (
+    Branch,
+    EngineError,
+    GenerateRequest,
+    InvalidRequest,
+    ModelInfo,
+    ScoreItem,
+    ScoreRequest,
+)
 from engine.runner.batch import ScheduledSequence
 from engine.runner.probe import ProbeReader, load_probe
 from engine.sampling.grammar import Grammar, GrammarCompiler
@@ -26,6 +38,7 @@ from engine.sampling.logits_processors import Penalties
 from engine.scheduler.sequence import GenerateSequence, Request, ScoreSequence, Sequence
 from engine.text.detokenizer import StopStrings, TextReader, decode_complete_text, find_incomplete_end
 from engine.text.tokenizer import Tokenizer
+from kernels.linear.low_rank import NO_ADAPTER
 
 _log = logging.getLogger(__name__)
 
@@ -72,11 +85,40 @@ class LoadedModel:
             probe=None if self.probe is None else self.probe.info,
             chat_template=self.tokenizer.chat_template,
         )
+        self.adapters: dict[str, ModelInfo] = {}
+        """Properties of the model with each of its adapters, by the adapter's name."""
+        self.invocations: dict[str, Invocation] = {}
+        """The adapters' indices and the tokens that activate them, by name."""
         self._eos = self._select_eos()
         self._max_sequences = options.max_waiting
         # Requests of one search have the same stop strings; the analysis of their tokens is cached.
         self._stop_strings = lru_cache(_STOPS)(partial(StopStrings, self.tokenizer))
         self._grammars = GrammarCompiler(self.tokenizer.to_json, config.vocab_size, self._eos)
+
+    def add_adapters(self, adapters: abc.Sequence[Adapter]) -> None:
+        """Serve adapters that the weights have. Raises ``EngineError`` if an invocation is not of this vocabulary."""
+        for index, adapter in enumerate(adapters):
+            tokens = adapter.config.invocation_tokens
+            if any(not 0 <= token < self.info.vocab_size for token in tokens):
+                raise EngineError(
+                    f"adapter {adapter.name!r} is of another base: its alora_invocation_tokens {list(tokens)} are not "
+                    f"all in this model's vocabulary of {self.info.vocab_size}"
+                )
+            self.invocations[adapter.name] = Invocation(adapter.name, index, tokens)
+            self.adapters[adapter.name] = replace(
+                self.info,
+                id=adapter.name,
+                parent=self.info.id,
+                invocation=tokens,
+                parameters=self.info.parameters + adapter.parameters,
+                fingerprint=self.info.fingerprint and fingerprint(adapter.folder, config=CONFIG_FILE),
+                probe=None,  # which was fitted on states that adapters change
+            )
+
+    def _find_adapter(self, model: str, tokens: abc.Sequence[int], field: str) -> tuple[int, int]:
+        """Return the index of the adapter that a request names as its model, and where it begins in these tokens."""
+        invocation = self.invocations.get(model)
+        return (NO_ADAPTER, 0) if invocation is None else (invocation.index, invocation.find_start(tokens, field))
 
     def _select_eos(self) -> frozenset[int]:
         """Return the end-of-sequence tokens of the checkpoint that its model can sample."""
@@ -93,7 +135,7 @@ class LoadedModel:
 
     def add_branches(self, request: GenerateRequest, in_flight: Request) -> None:
         """Add a sequence for each branch of a request. Raises ``InvalidRequest``."""
-        check_generate(request, self.info, self._max_sequences)
+        check_generate(request, self.adapters.get(request.model, self.info), self._max_sequences)
         prompt, sampling = require_ids(request.prompt, "prompt"), request.sampling
         stops = self._stop_strings(sampling.stop) if sampling.stop else None
         eos = frozenset() if sampling.ignore_eos else self._eos
@@ -106,6 +148,7 @@ class LoadedModel:
                     "stop tokens are the whole vocabulary: none can be sampled before min_tokens", "stop_token_ids"
                 )
         before = find_incomplete_end(self.tokenizer, prompt)
+        adapter_index, adapter_start = self._find_adapter(request.model, prompt, "prompt")
         for index, branch in enumerate(request.branches):
             written = list(require_ids(branch.generated, "branches.generated"))
             tokens = [*prompt, *written]
@@ -133,6 +176,8 @@ class LoadedModel:
                     logprobs=None if sampling.logprobs is None else [],
                     prompt_logprobs=None if sampling.prompt_logprobs is None or index > 0 else [None],
                     prompt_len=len(prompt),
+                    adapter_index=adapter_index,
+                    adapter_start=adapter_start,
                     is_probed=request.probe,
                 )
             )
@@ -147,9 +192,10 @@ class LoadedModel:
 
     def add_items(self, request: ScoreRequest, in_flight: Request) -> None:
         """Add a sequence for each item of a request. Raises ``InvalidRequest``."""
-        check_score(request, self.info, self._max_sequences)
+        check_score(request, self.adapters.get(request.model, self.info), self._max_sequences)
         for index, item in enumerate(request.items):
             tokens, reads = self._flatten(item)
+            adapter_index, adapter_start = self._find_adapter(request.model, tokens, "items")
             in_flight.sequences.append(
                 ScoreSequence(
                     request=in_flight,
@@ -159,6 +205,8 @@ class LoadedModel:
                     read_positions=reads,
                     token_ids=require_ids(request.token_ids),
                     max_compute=math.inf if request.max_compute is None else request.max_compute,
+                    adapter_index=adapter_index,
+                    adapter_start=adapter_start,
                     is_probed=request.probe,
                     is_normalized=request.normalized,
                 )

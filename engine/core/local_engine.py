@@ -64,15 +64,20 @@ class LocalEngine:
         models: Mapping[str, str | Path],
         options: EngineOptions | None = None,
         templates: Mapping[str, str] | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
         """Load the checkpoints (name to folder). Raises ``EngineError`` with the reason if one is invalid.
 
-        ``templates``: the chat templates that take the place of the checkpoints' own, by name.
+        ``templates``: the chat templates that take the place of the checkpoints' own, by name. ``adapters``: the
+        folders of LoRA adapters of the first model, by the names under which they are served.
         """
         if not models:
             raise EngineError("name at least one model to serve")
         self._options = options or EngineOptions()
         self._templates = dict(templates or {})
+        self._adapters = dict(adapters or {})
+        if both := models.keys() & self._adapters.keys():
+            raise EngineError(f"{min(both)!r} names a model and an adapter: give the adapter another name")
         self._wake = threading.Condition()
         self._inbox: list[_Command] = []
         self._arriving = dict.fromkeys(models, 0)
@@ -145,7 +150,8 @@ class LocalEngine:
         return self._get_core(model).model.tokenizer
 
     async def models(self) -> list[ModelInfo]:
-        return [core.model.info for core in self._cores.values()]
+        served = [core.model for core in self._cores.values()]
+        return [info for model in served for info in (model.info, *model.adapters.values())]
 
     async def clear_cache(self) -> None:
         loop, cleared = asyncio.get_running_loop(), asyncio.Event()
@@ -210,7 +216,10 @@ class LocalEngine:
         self._check_open()
         core = self._cores.get(model)
         if core is None:
-            raise InvalidRequest(f"model {model!r} is not served; served are {', '.join(self._cores)}", "model")
+            core = next((core for core in self._cores.values() if model in core.model.adapters), None)
+        if core is None:
+            served = ", ".join([*self._cores, *self._adapters])
+            raise InvalidRequest(f"model {model!r} is not served; served are {served}", "model")
         return core
 
     def _check_open(self) -> None:
@@ -267,7 +276,14 @@ class LocalEngine:
                 with name_checkpoint(Path(folder)):
                     checkpoint, template = open_checkpoint(Path(folder)), self._templates.get(name)
                     weights.append(
-                        ModelWeights(name, checkpoint, options=self._options, memory=memory, template=template)
+                        ModelWeights(
+                            name,
+                            checkpoint,
+                            options=self._options,
+                            memory=memory,
+                            template=template,
+                            adapters=None if weights else self._adapters,
+                        )
                     )
             served: dict[str, EngineCore] = {}
             for one in weights:

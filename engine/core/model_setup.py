@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from engine.adapters.checkpoint import read_adapter
 from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import check_head_dim, kv_bytes_per_token
 from engine.core.gpu_memory import GpuMemory, NotEnoughMemory, measure_peak
@@ -70,11 +72,13 @@ class ModelWeights:
         options: EngineOptions,
         memory: GpuMemory | None = None,
         template: str | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
         """Load the checkpoint in ``folder``; raise ``EngineError`` with the reason if it is invalid.
 
         ``memory``: of the GPU, shared with other models; ``None`` if there is no other.
-        ``template``: a chat template that takes the place of the checkpoint's own.
+        ``template``: a chat template that takes the place of the checkpoint's own. ``adapters``: the folders of LoRA
+        adapters by name.
         """
         self.name, self._options, self.template = name, options, template
         self._memory = memory = GpuMemory(options.gpu_memory_utilization) if memory is None else memory
@@ -84,6 +88,7 @@ class ModelWeights:
         self.kv_dtype = select_kv_dtype(options.kv_dtype, self.device_config)
         self._is_sized_by_gpu = self.device_config.uses_gpu_kernels and options.kv_tokens is None
         allowed = memory.open(self.device_config.device) if self._is_sized_by_gpu else 0
+        self.adapters = [read_adapter(adapter, Path(path)) for adapter, path in (adapters or {}).items()]
         _compile_cpu_kernels(self.device_config)
         try:
             self.model = load_model(
@@ -91,6 +96,7 @@ class ModelWeights:
                 lambda config: self._bound_tokens(config, allowed),
                 self.device_config,
                 strict_config=options.strict_config,
+                adapters=self.adapters,
             )
             context = min(self.model.config.max_context, self._bound_tokens(self.model.config, allowed))
             self.drafter = _load_drafter(folder, self.model, options, context)

@@ -334,19 +334,20 @@ class StepRunner:
         is_full = completes_prefix or sequence.num_computed // page_size > before // page_size
         # A page that an unread token fills is shared when that is read (``_append_part``).
         if is_full and sequence.tokens[sequence.num_computed - 1] != PENDING_TOKEN:
-            self.cache.publish(sequence.pages, sequence.tokens, sequence.num_computed, include_partial=completes_prefix)
+            keys = sequence.cache_keys
+            self.cache.publish(sequence.pages, keys, sequence.num_computed, include_partial=completes_prefix)
         return completes_prefix
 
     def _keep_snapshots(self, sequence: Sequence, work: StateWork) -> None:
         """Keep the snapshots that a step made of a sequence's state, and its state after the step if it is wanted."""
         if work.snapshots:
-            self.cache.keep_snapshots(sequence.pages, sequence.tokens, work.snapshots)
+            self.cache.keep_snapshots(sequence.pages, sequence.cache_keys, work.snapshots)
         self._keep_wanted_state(sequence, work.state)
 
     def _keep_wanted_state(self, sequence: Sequence, state: SequenceState) -> None:
         """Keep a sequence's present state as a snapshot, if it is wanted and its tokens are published."""
         if self.cache.states is not None and self.cache.states.wants_snapshot(state):
-            self.cache.keep_state(sequence.pages, sequence.tokens)
+            self.cache.keep_state(sequence.pages, sequence.cache_keys)
 
     def _append_unread(self, step: Step) -> None:
         """Append an unread token to each sampled branch that it does not end by its count."""
@@ -424,7 +425,7 @@ class StepRunner:
         finish = find_finish(sequence, samples.tokens[indices[-1]], self.model.info.context)
         # Less than none: the next step is in flight and computes keys and values of the last token.
         if finish is None and num_accepted < 0 and sequence.num_read % self.cache.page_size == 0:
-            self.cache.publish(sequence.pages, sequence.tokens, sequence.num_read, include_partial=False)
+            self.cache.publish(sequence.pages, sequence.cache_keys, sequence.num_read, include_partial=False)
             state = sequence.pages.state
             if state is not None and state.num_tokens == sequence.num_read:
                 self._keep_wanted_state(sequence, state)

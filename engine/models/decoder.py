@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.adapters.products import AdapterSet, get_base
 from engine.attention.layer import FusedAttentionBackend
 from engine.cache.state_layers import LayerStates, StateStep
 from engine.device import CPU, DeviceConfig, to_device
@@ -168,14 +169,18 @@ class Decoder:
         context: int,
         read: MatrixReader,
         device_config: DeviceConfig = CPU,
+        adapters: AdapterSet | None = None,
     ) -> None:
         """Take the weights. Raises ``EngineError`` if they are missing, unreadable or do not fit the config.
 
         ``context``: maximum number of tokens of one sequence. ``read``: reads a matrix in the checkpoint's format.
+        ``adapters``: those whose updates the products add to the rows that have one.
         """
         self.config = config
         self.device_config = device_config
+        self.adapters = adapters
         builder = self.create_builder(config, weights, read, device_config)
+        builder.adapters = adapters
         if builder.prediction_names is not None:
             weights.drop_all(builder.prediction_names.beginning)
         shape = config.vocab_size, config.hidden_size
@@ -190,6 +195,8 @@ class Decoder:
             weights.drop("lm_head.weight")
         self._head: list[Product] = [self.embedding.create_product()] if tied else builder.head()
         weights.finish()
+        if adapters is not None:
+            adapters.finish()
         self.parameters = weights.parameters
         self.rope_tables: list[Tensor] = []
         """Tables of all positions for each rotary embedding, ``[positions, dim]`` each (``Rope.tables``)."""
@@ -230,7 +237,7 @@ class Decoder:
     @property
     def layouts(self) -> dict[str, int]:
         """Number of products in each layout by its name, such as ``float32`` or ``int8``."""
-        names = (type(product).__name__.removesuffix("Linear").lower() for product in self.products)
+        names = (type(get_base(product)).__name__.removesuffix("Linear").lower() for product in self.products)
         return dict(Counter(name or "float32" for name in names))
 
     @property
@@ -401,6 +408,7 @@ class LayerBuilder:
         self._read = read
         self._device_config = device_config
         self._activation = _ACTIVATIONS[config.activation]
+        self.adapters: AdapterSet | None = None
 
     def layer(self, index: int) -> Layer:
         config, prefix = self._config, f"model.layers.{index}."
@@ -474,7 +482,8 @@ class LayerBuilder:
         joined_bias = (
             torch.cat([self._weights.take(f"{name}.bias", rows) for name, rows in parts.items()]) if bias else None
         )
-        return create_product(matrices, joined_bias, self._device_config)
+        product = create_product(matrices, joined_bias, self._device_config)
+        return product if self.adapters is None else self.adapters.adapt(product, parts, columns)
 
     def _qk_norm(self, attention: str, name: str = "{}_norm") -> Tensor:
         config = self._config

@@ -52,6 +52,8 @@ class Batch:
     """Tokens to write over those of a batch on the host, once it is on the device."""
     states: StateStep | None = None
     """The states that the step reads and writes, of a model that has layers with states."""
+    adapters: Tensor | None = None
+    """int64 ``[tokens]`` on the host: the index of each token's adapter, -1 for none; ``None`` if no token has one."""
 
 
 class Model(Protocol):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from engine.adapters.checkpoint import Adapter
+from engine.adapters.products import AdapterSet
 from engine.device import CPU, DeviceConfig
 from engine.gguf.folder import weight_files
 from engine.gpu_requirements import check_format
@@ -29,6 +31,8 @@ from engine.weights.safetensors import Weights
 from kernels.linear import blocks
 
 _log = logging.getLogger(__name__)
+_ADAPTABLE = Decoder, HybridDecoder
+"""Classes whose modules are those of transformers, each with its own matrix."""
 _BITS_ON_GPU = "Q4_0", "MXFP4", "NVFP4"
 """Blocks that a GPU multiplies as they are."""
 
@@ -39,15 +43,19 @@ def load_model(
     device_config: DeviceConfig = CPU,
     *,
     strict_config: bool = False,
+    adapters: Sequence[Adapter] = (),
 ) -> Model:
     """Load the checkpoint in ``folder``: a ``Decoder`` if it is computed here, else through transformers.
 
     ``capacity``: the number of tokens of such a model that the memory will hold, which bounds a sequence's length.
     ``device_config`` must be ``CPU`` for models that transformers runs. ``strict_config``: raise for a field
-    that is not computed here. Raises ``EngineError`` naming what is missing, damaged or not supported.
+    that is not computed here. ``adapters``: those that rows of a step may have. Raises ``EngineError`` naming what is
+    missing, damaged or not supported.
     """
     raw = read_raw_config(folder)
     config = choose_decoder(raw, strict_config=strict_config)
+    if adapters:
+        _check_adaptable(raw, config)
     if isinstance(config, str):
         return _load_by_transformers(raw, config)
     try:
@@ -58,7 +66,8 @@ def load_model(
         else:
             for gpu_format in list_gpu_formats(raw.fields.get("quantization_config")):
                 check_format(gpu_format, device_config.device)
-        return choose_class(config)(config, weights, context, read, device_config)
+        adapter_set = AdapterSet(adapters, device_config) if adapters else None
+        return choose_class(config)(config, weights, context, read, device_config, adapter_set)
     except EngineError as error:
         raise error if str(folder) in str(error) else EngineError(f"{folder}: {error}") from None
 
@@ -92,6 +101,19 @@ def choose_class(config: DecoderConfig) -> type[Decoder]:
     if config.gemma4 is not None:
         return Gemma4Decoder
     return GptOssDecoder if config.has_sinks else Decoder
+
+
+def _check_adaptable(raw: RawConfig, config: DecoderConfig | str) -> None:
+    """Raise ``EngineError`` if adapters of a model are not supported."""
+    if isinstance(config, str):
+        reason = f"{config}, which transformers computes"
+    elif choose_class(config) not in _ADAPTABLE:
+        reason = f"{raw.folder} is a {raw.architecture}, whose modules are not those of its checkpoint"
+    elif weight_files(raw.folder):
+        reason = f"{raw.folder} is a GGUF model, whose rows have another order"
+    else:
+        return
+    raise EngineError(f"adapters are not supported: {reason}; decoders of Llama's kind from safetensors are supported")
 
 
 def open_weights(raw: RawConfig) -> tuple[Weights, MatrixReader]:

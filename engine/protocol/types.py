@@ -386,6 +386,10 @@ class ModelInfo:
     """True if the server limits thoughts by ``GenerateRequest.thinking_limit``."""
     chat_template: str = ""
     """The model's chat template, which shows the format of its calls of functions; empty if it is not known."""
+    parent: str = ""
+    """The model whose adapter this is; empty for a model with weights of its own."""
+    invocation: TokenIds = ()
+    """The tokens from whose last occurrence in a prompt the adapter is active; empty if it always is."""
     tells_calls: bool = False
     """True if the server takes functions in a field of its own, and its client writes calls in Hermes's format."""
 

@@ -16,6 +16,7 @@ from engine.cache.paged_kv import KVCache, kv_bytes_per_token
 from engine.models.interface import Batch
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import Sequence
+from kernels.linear.low_rank import NO_ADAPTER
 
 
 class ScheduledSequence(NamedTuple):
@@ -34,6 +35,7 @@ class DecodeRows:
         self._sequences = sequences
         self._table_rows = np.array([sequence.pages.row for sequence in sequences])
         self._query_lens = np.ones(len(sequences), np.int64)
+        self._adapters = list_adapters(sequences, [1] * len(sequences), [len(one.tokens) - 1 for one in sequences])
 
     def build(self, cache: KVCache, attention: LayerAttentionConfig) -> tuple[Batch, AttentionMetadata]:
         """Return the batch and its rows for the attention."""
@@ -42,7 +44,7 @@ class DecodeRows:
         rows = lay_out(
             cache, attention, table_rows=self._table_rows, queries=self._query_lens, contexts=positions + 1, trees={}
         )
-        return Batch(torch.from_numpy(tokens), torch.from_numpy(positions)), rows
+        return Batch(torch.from_numpy(tokens), torch.from_numpy(positions), adapters=self._adapters), rows
 
 
 def build_batch(
@@ -87,7 +89,25 @@ def build_batch(
         contexts=np.array(contexts),
         trees=trees,
     )
-    return Batch(torch.from_numpy(np.array(ids)), torch.from_numpy(np.array(positions))), rows, scheduled
+    sequences = [sequence for sequence, *_ in scheduled]
+    adapters = list_adapters(sequences, queries, [sequence.num_computed for sequence in sequences])
+    batch = Batch(torch.from_numpy(np.array(ids)), torch.from_numpy(np.array(positions)), adapters=adapters)
+    return batch, rows, scheduled
+
+
+def list_adapters(
+    sequences: abc.Sequence[Sequence], counts: abc.Sequence[int], starts: abc.Sequence[int]
+) -> torch.Tensor | None:
+    """Return ``Batch.adapters`` of so many tokens of each sequence from these positions on."""
+    if all(sequence.adapter_index == NO_ADAPTER for sequence in sequences):
+        return None
+    adapters = torch.full((sum(counts),), NO_ADAPTER, dtype=torch.int64)
+    first = 0
+    for sequence, count, start in zip(sequences, counts, starts, strict=True):
+        num_before = min(max(sequence.adapter_start - start, 0), count)
+        adapters[first + num_before : first + count] = sequence.adapter_index
+        first += count
+    return adapters if bool((adapters != NO_ADAPTER).any()) else None
 
 
 def sort_by_shape(scheduled: abc.Sequence[ScheduledSequence]) -> list[ScheduledSequence]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from engine.adapters.products import AdapterRows
 from engine.attention.plan import AttentionMetadata
 from engine.attention.select import CpuAttention
 from engine.cache.state_layers import NUM_FIELDS, LayerStates
@@ -15,6 +16,7 @@ from engine.models.interface import Batch, KeepState, Model
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from kernels.cpu.runtime.kernel_graph import KernelGraphCache
 from kernels.layers.elementwise import write
+from kernels.linear.low_rank import NO_ADAPTER
 
 _MAX_RECORDED_TOKENS = 128
 """Maximum number of tokens of a recorded step. In larger steps the interpreter's share of the time is small."""
@@ -64,6 +66,12 @@ class CpuForward:
         self._kept_buffers: dict[int, Tensor] = {}
         """Hidden states after each layer that a recorded step keeps."""
         self._all_rows = torch.arange(_MAX_RECORDED_TOKENS)
+        self._adapter_rows = AdapterRows()
+        """The place from which the model reads the adapters of a step's rows."""
+        if isinstance(model, Decoder) and model.adapters is not None:
+            self._adapter_rows = model.adapters.rows
+        self._adapters = torch.full((2, _MAX_RECORDED_TOKENS), NO_ADAPTER, dtype=torch.int64)
+        """Adapters of all rows of a recorded step, and of the rows to read."""
 
     def __call__(
         self,
@@ -73,6 +81,7 @@ class CpuForward:
         layers: frozenset[int] = frozenset(),
     ) -> Tensor:
         self._attend.prepare(rows)
+        self._set_adapters(batch.adapters, 0)
         model, num_tokens = self._decoder, batch.tokens.shape[0]
         if model is None:
             hidden = self._model.forward(batch, self._attend, self._keep(layers))
@@ -89,10 +98,25 @@ class CpuForward:
             return model.forward(batch, self._attend, self._keep(layers))
         keep = self._copy(layers, num_tokens)
         hidden = self.graphs(
-            (num_tokens, torch.get_num_threads(), layers),
+            self._key(num_tokens, layers),
             lambda: model.forward_layers(self._embed(model, batch), self._attend, keep),
         )
         return self._expose(hidden)
+
+    def _key(self, num_rows: int, layers: frozenset[int] = frozenset()) -> Hashable:
+        """Return the key of the recording of a step of so many rows."""
+        key = num_rows, torch.get_num_threads(), layers
+        return key if self._adapter_rows.indices is None else (*key, "adapters")
+
+    def _set_adapters(self, indices: Tensor | None, part: int) -> None:
+        """Let the model read the rows' adapters, in a small step from where its recording does.
+
+        ``part``: 0 for all rows of the step, 1 for those to read.
+        """
+        if indices is not None and len(indices) <= _MAX_RECORDED_TOKENS:
+            place = self._adapters[part, : len(indices)]
+            indices = place.copy_(indices)
+        self._adapter_rows.indices = indices
 
     def _keep(self, layers: frozenset[int]) -> KeepState | None:
         """Return a function that keeps the hidden states of a step that is not recorded."""
@@ -138,7 +162,7 @@ class CpuForward:
             return model.forward_until_last_attention(inputs, self._attend, self._keep(layers))
         keep = self._copy(layers, num_tokens)
         result = self._first_parts(
-            (num_tokens, torch.get_num_threads(), layers),
+            self._key(num_tokens, layers),
             lambda: model.forward_until_last_attention(self._embed(model, batch), self._attend, keep),
         )
         self._step_by_layer = None if self._by_layer is None else self._by_layer[:, :num_tokens]
@@ -151,6 +175,8 @@ class CpuForward:
         from kernels.cpu.sampling.draft_chain import gather_rows
 
         count, by_layer = len(read), self._step_by_layer
+        if batch.adapters is not None:
+            self._set_adapters(batch.adapters[torch.tensor(read, dtype=torch.int64)], 1)
         tables = [hidden, attn_out] + ([] if by_layer is None else [by_layer[-1].contiguous()])
         if not 0 < count <= _MAX_RECORDED_TOKENS:
             indices = torch.tensor(read, dtype=torch.int64)
@@ -164,7 +190,7 @@ class CpuForward:
             gather_rows(table, indices, out=buffer[:count])
             for table, buffer in zip(tables, self._selected, strict=True)
         ]
-        return self._expose(self._last_parts((count, torch.get_num_threads()), lambda: _finish_rows(model, selected)))
+        return self._expose(self._last_parts(self._key(count), lambda: _finish_rows(model, selected)))
 
     def _embed(self, model: Decoder, batch: Batch) -> StepInputs:
         """Compute ``Decoder.embed_inputs`` of a batch from the input buffers."""

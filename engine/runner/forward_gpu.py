@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.adapters.products import AdapterRows
 from engine.attention.grouped import GpuAttention
 from engine.attention.plan import AttentionMetadata
 from engine.cache.state_layers import NUM_FIELDS, StateStep
@@ -24,7 +25,9 @@ from engine.runner.graph_pool import Capture, GraphPool, Replay, pad_num_tokens
 from engine.runner.piecewise_gpu import PiecewiseStep, pad_to_size
 from kernels.common import warmup
 from kernels.common.attention_schedule import TileBuffers
+from kernels.linear.low_rank import NO_ADAPTER
 
+_Graph = tuple[Replay, Tensor]
 _MAX_GRAPHS = 64
 """Maximum number of graphs of whole steps; the least recently used one is dropped."""
 _MAX_PIECEWISE = 32
@@ -59,11 +62,18 @@ class GpuForward:
         """Tokens and positions ``[2, size]`` that the graphs of each padded size read."""
         self._segments_gpu: dict[int, Tensor] = {}
         """Segments of states ``[size, 5]`` that they read, of a model with states."""
-        self._graphs: dict[tuple[int, tuple[TileBuffers, ...], frozenset[int]], tuple[Replay, Tensor] | None] = {}
-        """Graphs and their results by padded size, attention buffers and kept layers, least recently used first;
-        ``None``: the shape occurred once."""
-        self._piecewise: dict[tuple[int, frozenset[int]], PiecewiseStep] = {}
-        """Steps with a graph for each piece by padded size and kept layers, least recently used first."""
+        self._graphs: dict[tuple[int, tuple[TileBuffers, ...], frozenset[int], bool], _Graph | None] = {}
+        """Graphs and their results by padded size, attention buffers, kept layers, and whether rows have adapters,
+        least recently used first; ``None``: the shape occurred once."""
+        self._piecewise: dict[tuple[int, frozenset[int], bool], PiecewiseStep] = {}
+        """Steps with a graph for each piece by padded size, kept layers, and whether rows have adapters, least recently
+        used first."""
+        self._adapter_rows = AdapterRows()
+        """The place from which the model reads the adapters of a step's rows."""
+        if isinstance(model, Decoder) and model.adapters is not None:
+            self._adapter_rows = model.adapters.rows
+        self._adapters_gpu: dict[int, Tensor] = {}
+        """Adapters ``[size]`` that the graphs of each padded size read."""
         self.kept: Mapping[int, Tensor] = {}
         self._kept_buffers: dict[int, dict[int, Tensor]] = {}
         """Hidden states that graphs keep, by padded size and layer."""
@@ -86,6 +96,7 @@ class GpuForward:
         size = pad_to_size(len(batch.tokens))
         if decoder is not None and size is not None:
             return self._forward_piecewise(decoder, batch, size, layers)
+        self._adapter_rows.indices = None if batch.adapters is None else to_device(batch.adapters, self._device)
         tokens, positions = to_device(torch.stack((batch.tokens, batch.positions)), self._device)
         if batch.unread is not None:
             batch.unread.fill(tokens)
@@ -96,7 +107,7 @@ class GpuForward:
         tokens, positions = self._copy_inputs(batch, size)
         inputs = Batch(tokens, positions, states=self._copy_states(batch, size))
         keep = self._keep(layers, size)
-        key = size, attend.buffers, layers
+        key = size, attend.buffers, layers, batch.adapters is not None
         has_occurred = key in self._graphs
         graph = self._graphs.pop(key, None)
         if graph is None:
@@ -114,7 +125,7 @@ class GpuForward:
 
     def _forward_piecewise(self, model: Decoder, batch: Batch, size: int, layers: frozenset[int]) -> Tensor:
         inputs, keep, num_tokens = self._copy_inputs(batch, size), self._keep(layers, size), len(batch.tokens)
-        key = size, layers
+        key = size, layers, batch.adapters is not None
         step = self._piecewise.pop(key, None)
         if step is not None and not step.is_captured:
             warmup.count_first_run()
@@ -158,9 +169,22 @@ class GpuForward:
         if inputs is None:
             inputs = self._inputs_gpu[size] = torch.empty(2, size, dtype=torch.int64, device=self._device)
         copy_to_place(torch.from_numpy(host), inputs)
+        self._copy_adapters(batch, size)
         if batch.unread is not None:
             batch.unread.fill(inputs[0])
         return inputs
+
+    def _copy_adapters(self, batch: Batch, size: int) -> None:
+        """Copy the adapters of a step's rows to where the graphs of this padded size read them."""
+        self._adapter_rows.indices = None
+        if batch.adapters is None:
+            return
+        host = torch.full((size,), NO_ADAPTER, dtype=torch.int64)
+        host[: len(batch.adapters)] = batch.adapters
+        indices = self._adapters_gpu.get(size)
+        if indices is None:
+            indices = self._adapters_gpu[size] = torch.empty(size, dtype=torch.int64, device=self._device)
+        self._adapter_rows.indices = copy_to_place(host, indices)
 
     def _copy_states(self, batch: Batch, size: int) -> StateStep | None:
         """Copy a step's segments of states to where the graphs of this padded size read them, with zeros behind."""

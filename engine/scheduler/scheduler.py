@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, insort
+from collections import abc
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -116,11 +117,12 @@ class Scheduler:
         """Remove a running sequence; its computed tokens stay cached, and pinned if the request has a pin key."""
         del self.running[sequence]
         table, request = sequence.pages, sequence.request
-        end = self.cache.publish(table, sequence.tokens, sequence.num_computed, include_partial=True)
-        self.cache.keep_last_state(table, sequence.tokens, sequence.num_computed)
+        end = self.cache.publish(table, sequence.cache_keys, sequence.num_computed, include_partial=True)
+        self.cache.keep_last_state(table, sequence.cache_keys, sequence.num_computed)
         self.cache.close_table(table)
         sequence.table = None
-        if request.pin_key is not None and end is not None:
+        # What follows an invocation is read once, and would keep a branch pinned that its search has pruned.
+        if request.pin_key is not None and end is not None and not sequence.adapter_start:
             self.cache.pins.pin(request.pin_key, request.namespace, end)
 
     def remove_request(self, request: Request) -> None:
@@ -154,7 +156,7 @@ class Scheduler:
         for sequence in self.running:
             table = sequence.pages
             cached = list(itertools.chain.from_iterable(node.key for node in self.cache.cached_path(table)))
-            if len(cached) > sequence.num_computed or cached != sequence.tokens[: len(cached)]:
+            if len(cached) > sequence.num_computed or cached != sequence.cache_keys[: len(cached)]:
                 raise RuntimeError(f"row {table.row} published other tokens than it has computed")
             if sequence.num_computed > len(table.pages) * self.cache.page_size:
                 raise RuntimeError(f"row {table.row} has computed more tokens than its pages hold")
@@ -281,7 +283,7 @@ class Scheduler:
     def _match(self, sequence: Sequence) -> Match:
         """Return the cached prefix of a waiting sequence, continuing the previous lookup."""
         sequence.match = self.cache.match_prefix(
-            sequence.tokens, sequence.max_cached, sequence.request.namespace, sequence.match
+            sequence.cache_keys, sequence.max_cached, sequence.request.namespace, sequence.match
         )
         return sequence.match
 
@@ -290,7 +292,7 @@ class Scheduler:
         size, table = self.cache.page_size, sequence.pages
         if sequence.num_computed < sequence.num_prefix_tokens:
             start = table.num_shared_pages * size
-            key = tuple(sequence.tokens[start : min(start + size, sequence.num_prefix_tokens)])
+            key = tuple(sequence.cache_keys[start : min(start + size, sequence.num_prefix_tokens)])
             admission.pending_pages.setdefault((table.last_node or table.namespace, key), sequence)
         if len(sequence.tokens) - sequence.num_computed > 1:
             admission.reserved_pages += max(0, -(-(len(sequence.tokens) + 1) // size) - len(table.pages))
@@ -299,13 +301,13 @@ class Scheduler:
         """Return True if another sequence computes the next page of this one, and shares enough to be worth waiting."""
         if not admission.pending_pages:
             return False
-        size, tokens = self.cache.page_size, sequence.tokens
+        size, tokens = self.cache.page_size, sequence.cache_keys
         start = len(match.path) * size
         node = match.path[-1] if match.path else sequence.request.namespace
         other = admission.pending_pages.get((node, tuple(tokens[start : start + size])))
         if other is None:
             return False
-        num_shared = _common_prefix(tokens, other.tokens, start, min(sequence.max_cached, other.num_prefix_tokens))
+        num_shared = _common_prefix(tokens, other.cache_keys, start, min(sequence.max_cached, other.num_prefix_tokens))
         return num_shared - match.num_tokens >= max(1, size // 2)
 
     def _start(self, sequence: Sequence, match: Match, num_tokens: int, schedule: Schedule) -> int:
@@ -348,7 +350,7 @@ def _get_rank(sequence: Sequence) -> tuple[int, int]:
     return -sequence.request.priority, sequence.order
 
 
-def _common_prefix(left: list[int], right: list[int], start: int, limit: int) -> int:
+def _common_prefix(left: abc.Sequence[int], right: abc.Sequence[int], start: int, limit: int) -> int:
     """Return how many of the first ``limit`` tokens are equal; the first ``start`` are known to be."""
     if left[start:limit] == right[start:limit]:
         return limit

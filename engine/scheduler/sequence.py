@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from engine.adapters.invocation import TaggedTokens
 from engine.cache.paged_kv import PageTable
 from engine.cache.radix_tree import Match
 from engine.protocol.types import Branch, Completion, Delta, EngineError, SamplingParams, ScoreResult, TokenLogprob
 from engine.sampling.grammar import Grammar, Words
 from engine.sampling.logits_processors import Ints, LogitsRow, Penalties
 from engine.text.detokenizer import StopStrings, TextReader
+from kernels.linear.low_rank import NO_ADAPTER
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +82,10 @@ class Sequence:
     """Page table while the sequence runs."""
     match: Match | None = None
     """Result of the scheduler's last cache lookup while the sequence waits."""
+    adapter_index: int = NO_ADAPTER
+    """Index of the adapter among those of the model."""
+    adapter_start: int = 0
+    """First position at which the adapter is active."""
     is_probed: bool = False
     """True if the request asks for scores of the model's probe."""
     error: EngineError | None = None
@@ -107,6 +113,13 @@ class Sequence:
             yield
         except Exception as error:
             self.fail(error)
+
+    @property
+    def cache_keys(self) -> abc.Sequence[int]:
+        """The tokens as the cache knows them: keys and values depend on the adapter, too."""
+        if self.adapter_index == NO_ADAPTER:
+            return self.tokens
+        return TaggedTokens(self.tokens, self.adapter_index, self.adapter_start)
 
     @property
     def max_cached(self) -> int:

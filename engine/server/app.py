@@ -26,7 +26,13 @@ from engine.core.gpu_memory import NotEnoughMemory
 from engine.core.local_engine import LocalEngine
 from engine.protocol.types import EngineError
 from engine.server.body_limit import BodyLimit
-from engine.server.command_line import build_parser, read_model_folders, read_options, read_templates
+from engine.server.command_line import (
+    build_parser,
+    read_adapter_folders,
+    read_model_folders,
+    read_options,
+    read_templates,
+)
 from engine.server.errors import add_error_handlers
 from engine.server.routes import build_router
 from engine.threads.processors import choose_threads
@@ -62,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         folders = read_model_folders(arguments.model)
         templates = read_templates(arguments.chat_template, folders)
-        engine = LocalEngine(folders, read_options(arguments), templates)
+        adapters = read_adapter_folders(arguments.adapter)
+        engine = LocalEngine(folders, read_options(arguments), templates, adapters)
     except EngineError as error:
         print(f"engine: {error}", file=sys.stderr)
         return 1 if isinstance(error, NotEnoughMemory) else 2

@@ -35,6 +35,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME=TEMPLATE",
         help="A model's chat template instead of its own: a .jinja file, a text, or none for plain continuation.",
     )
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="A LoRA adapter of the first model, a folder that PEFT has saved, to serve as a model of its own.",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="The address to listen on (default: %(default)s).")
     parser.add_argument("--port", type=int, default=8100, help="The port; 0 takes a free one (default: %(default)s).")
     parser.add_argument("--uds", metavar="PATH", help="The Unix socket to listen on instead.")
@@ -72,6 +79,19 @@ def read_model_folders(models: Sequence[str]) -> dict[str, str]:
             raise EngineError(f"--model {model!r} must be NAME=PATH, such as policy=models/policy")
         if name in folders:
             raise EngineError(f"--model {name}=… is given twice")
+        folders[name] = path
+    return folders
+
+
+def read_adapter_folders(values: Sequence[str]) -> dict[str, str]:
+    """Return the folder of each adapter by name. Raises ``EngineError``."""
+    folders: dict[str, str] = {}
+    for value in values:
+        name, equals, path = value.partition("=")
+        if not (name and equals and path):
+            raise EngineError(f"--adapter {value!r} must be NAME=FOLDER, such as judge=runs/judge")
+        if name in folders:
+            raise EngineError(f"--adapter {name}=… is given twice")
         folders[name] = path
     return folders
 

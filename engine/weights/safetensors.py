@@ -69,7 +69,7 @@ class Weights:
 
     def _unwrap(self) -> None:
         """Keep the tensors of the language model alone. Raises ``EngineError`` if there are none."""
-        inner = {name: renamed for name in self._files if (renamed := _inner_name(name)) is not None}
+        inner = {name: renamed for name in self._files if (renamed := inner_name(name)) is not None}
         if not any(name.startswith("model.layers.") for name in inner.values()):
             layers = [prefix for prefix, renamed in _LANGUAGE_PREFIXES.items() if renamed == "model."]
             raise EngineError(
@@ -185,7 +185,7 @@ class Weights:
             raise EngineError(f"{path} has tensors that its architecture does not use: {stored}")
 
 
-def _inner_name(name: str) -> str | None:
+def inner_name(name: str) -> str | None:
     """Return the name that a tensor of a multimodal checkpoint has in its language model; ``None`` for the others."""
     for prefix in _LANGUAGE_PREFIXES:
         if name.startswith(prefix):

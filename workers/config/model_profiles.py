@@ -48,6 +48,9 @@ class ModelProfile(ModelFile, WithApiKey):
     """One model: the place from which it is served, and the defaults of its jobs."""
 
     path: str | None = Field(None, description="A bundled model, a model folder or a GGUF file, for our engine.")
+    adapter: Path | None = Field(
+        None, description="The folder of a LoRA adapter that PEFT has saved, of the service's model, for our engine."
+    )
     url: tuple[str, ...] = Field(
         (), description="The URL of a server of the model, or several of interchangeable ones."
     )
@@ -77,6 +80,8 @@ class ModelProfile(ModelFile, WithApiKey):
     def _check_one_place(self) -> Self:
         if self.path is not None and self.url:
             raise ValueError("give either 'path', for our engine, or 'url', of another server, not both")
+        if self.adapter is not None and (self.path is not None or self.url or self.chat_template is not None):
+            raise ValueError("a model with 'adapter' has path, url and chat_template of the model that it adapts")
         if self.chat_template is not None and self.url:
             raise ValueError(
                 "'chat_template' belongs to a model with 'path', for our engine: the server at 'url' uses its own"
@@ -91,6 +96,7 @@ class ModelProfile(ModelFile, WithApiKey):
         """Everything that a running service cannot change."""
         return (
             self.path,
+            self.adapter,
             self.url,
             self.tokenizer,
             self.prm_format,

@@ -167,6 +167,25 @@ class ModelSettings(BaseSettings):
         given = {name: self.models[name].chat_template for name in names if name in self.models}
         return [part for name, value in given.items() if value for part in ("--chat-template", f"{name}={value}")]
 
+    def adapter_folders(self) -> dict[str, Path]:
+        """Return the folder of each adapter that an engine of this machine loads, by name. Raises ``ConfigError``."""
+        folders: dict[str, Path] = {}
+        for name, profile in self.models.items():
+            if profile.adapter is None:
+                continue
+            setting, folders[name] = f"models.{name}.adapter", profile.adapter.expanduser().absolute()
+            if self.engine_url or self.model_name not in self.local_models():
+                raise ConfigError(
+                    f"{setting}: it adapts a model that our engine loads here, and {self.model_name!r} is served "
+                    "elsewhere: give the adapter to its server"
+                )
+            if not (folders[name] / "adapter_config.json").is_file():
+                raise ConfigError(
+                    f"{setting}: {profile.adapter} is no folder of an adapter, which has adapter_config.json and "
+                    "adapter_model.safetensors"
+                )
+        return folders
+
     def remote_models(self) -> dict[str, str]:
         """Return the names of the models that servers in [engines] have, each with the server's name."""
         return {model: name for name, engine in self.engines.items() for model in engine.models}
@@ -207,6 +226,7 @@ class ModelSettings(BaseSettings):
                 raise ConfigError(f"{where}.{error}") from None
         self._check_engines()
         self._check_templates()
+        adapters = self.adapter_folders()
         profile = self.models.get(self.model_name)
         if profile is not None and self.model != self.model_name and (profile.path is not None or profile.url):
             raise ConfigError(f"model: {self.model!r} has a place in [models.{self.model_name}] too: leave out one")
@@ -214,6 +234,7 @@ class ModelSettings(BaseSettings):
             return
         served = {
             *self.local_models(),
+            *adapters,
             *self.remote_models(),
             *(name for name, profile in self.models.items() if profile.url),
         }

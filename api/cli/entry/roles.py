@@ -14,6 +14,19 @@ from workers.config.types import ConfigError
 from workers.processes.quiet_imports import end_quietly
 
 
+def _load(values: dict[str, Any]) -> Settings:
+    """Load the settings with the options that are given, of which ``adapter`` lists NAME=FOLDER."""
+    models: dict[str, dict[str, str]] = {}
+    for value in values.pop("adapter") or ():
+        name, _, folder = value.partition("=")
+        if not (name and folder):
+            raise ConfigError(f"--adapter {value!r} must be NAME=FOLDER, such as judge=runs/judge")
+        if name in models:
+            raise ConfigError(f"--adapter {name}=… is given twice")
+        models[name] = {"adapter": folder}
+    return load_with(**values, models=models or None)
+
+
 def _create_option(setting: str, *flags: str) -> Any:
     """Return an option of the same meaning as a setting."""
     name = setting.removeprefix("engine_").replace("_", "-")
@@ -35,6 +48,14 @@ class CommonEngineOptions:
     engine_gpu_memory_utilization: Annotated[float | None, _create_option("engine_gpu_memory_utilization")] = None
     draft: Annotated[str | None, _create_option("draft")] = None
     probe: Annotated[str | None, _create_option("probe")] = None
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER",
+            help="A LoRA adapter of the model, a folder that PEFT has saved, to serve as a model of its own; several "
+            "may be given.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +88,8 @@ def serve(
         from api.roles.serve import serve as run
 
     options = asdict(engine)
-    settings = load_with(model=model, prm=prm, host=host, port=port, **options)
-    given = [name for name, value in options.items() if value is not None]
+    settings = _load({"model": model, "prm": prm, "host": host, "port": port, **options})
+    given = [name for name, value in options.items() if value not in (None, [])]
     if given and settings.engine_url:
         flags = ", ".join("--" + name.removeprefix("engine_").replace("_", "-") for name in given)
         raise ConfigError(
@@ -124,7 +145,7 @@ def engine(
     The default is http://127.0.0.1:8100; http://HOST:PORT and unix:///PATH are possible. Ctrl-C ends it.
     """
     if check is not None:
-        if model or prm or any(value is not None for value in asdict(options).values()):
+        if model or prm or any(value not in (None, []) for value in asdict(options).values()):
             raise typer.BadParameter("--check takes no other option: it computes on the CPU")
         with end_quietly():
             from api.roles.check_model import check_model
@@ -134,4 +155,4 @@ def engine(
     with end_quietly():
         from api.roles.serve import run_engine
 
-    run_engine(load_with(model=model, prm=prm, **asdict(options)))
+    run_engine(_load({"model": model, "prm": prm, **asdict(options)}))

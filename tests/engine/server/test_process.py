@@ -44,7 +44,7 @@ def test_a_wrong_model_argument_prints_one_line_and_exits_with_status_2(
 def test_every_engine_option_is_a_command_line_option(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[EngineOptions] = []
 
-    def refuse(models: object, options: EngineOptions, templates: object) -> LocalEngine:
+    def refuse(models: object, options: EngineOptions, templates: object, adapters: object) -> LocalEngine:
         asked.append(options)
         raise EngineError("enough")
 

@@ -101,7 +101,7 @@ def test_each_model_has_the_verifier_that_it_names(tmp_path: Path) -> None:
     [
         (
             "[models.a]\nsistem = 'x'",
-            "models.a.sistem: unknown setting 'sistem'; known settings: answer, api_key_env, api_key_file, budget",
+            "models.a.sistem: unknown setting 'sistem'; known settings: adapter, answer, api_key_env, api_key_file",
         ),
         ("[models.a]\npath = 'policy'\nurl = 'http://a:1'", "models.a: give either 'path', for our engine, or 'url'"),
         ("[models.a]\npath = '/not/here'", "models.a.path: '/not/here' is neither a bundled model"),
