@@ -94,7 +94,10 @@ def print_job(console: Console, job: Job, *, show_thought: bool = False) -> None
     thought = f" ({usage.thought} in thoughts)" if usage.thought else ""
     parts = f"{usage.generated} generated{thought}, {usage.verifier_computed} by the verifier"
     console.print(Text(f"  bill        {usage.total} tokens ({parts}), {usage.seconds:.2f} s"))
-    console.print(Text(f"              {usage.pruned} tokens pruned, {usage.cached} prompt tokens from the cache"))
+    saved = f" ({usage.saved} saved by giving up early)" if usage.saved else ""
+    console.print(
+        Text(f"              {usage.pruned} tokens pruned{saved}, {usage.cached} prompt tokens from the cache")
+    )
     if usage.tool_calls:
         console.print(Text(f"              {usage.tool_calls} calls of Python, {usage.tool_seconds:.2f} s"))
     if usage.cost:

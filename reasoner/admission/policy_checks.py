@@ -10,7 +10,7 @@ from engine.protocol.types import Capability, InvalidRequest, ModelInfo
 from reasoner.admission.refusal import JobRefused
 from reasoner.jobs.spec import JobSpec
 from reasoner.strategies.base import Feature, Strategy, VerifierUse
-from reasoner.strategies.registry import STRATEGIES
+from reasoner.strategies.registry import STRATEGIES, parse_params
 from reasoner.thoughts import ThoughtFormat
 
 
@@ -111,7 +111,12 @@ def check_opened_policy(spec: JobSpec, policy: ModelInfo, thoughts: ThoughtForma
 
 
 def _list_strategy_needs(spec: JobSpec, strategy: Strategy[Any]) -> frozenset[Capability]:
-    return strategy.list_needs(is_constrained=spec.constraint is not None, counts_tokens=spec.sampling.counts_tokens)
+    """Return what a strategy needs, with its parameters if it is the job's own."""
+    chosen = spec.strategy
+    params = parse_params(chosen.name, chosen.params) if strategy.name == chosen.name else None
+    return strategy.list_needs(
+        params, is_constrained=spec.constraint is not None, counts_tokens=spec.sampling.counts_tokens
+    )
 
 
 def _check_steps_in_thoughts(spec: JobSpec) -> None:

@@ -28,6 +28,8 @@ class Usage(StrictModel):
     """Solutions and pairs on which the verifier was asked and gave no verdict that could be read."""
     pruned: int = 0
     """Generated tokens of pruned branches."""
+    saved: int = 0
+    """Estimate of the tokens that solutions given up early would still have taken, by the mean length of the others."""
     tool_calls: int = 0
     """Calls of tools, those of pruned branches included."""
     tool_seconds: float = 0.0

@@ -220,7 +220,7 @@ class PoolStream(Stream):
             heapq.heappush(self._running, (self._now + node.tokens, len(self._search.begun), node))
         return count
 
-    def expand(self, parents: Sequence[Node], n: int | Sequence[int], *, greedy: bool = False) -> int:  # noqa: ARG002
+    def expand(self, parents: Sequence[Node], n: int | Sequence[int], **options: Any) -> int:  # noqa: ARG002
         raise NotInPool("a pool holds whole solutions, not steps")
 
     async def __aenter__(self) -> Self:

@@ -334,14 +334,14 @@ class Search:
         result: str | None = data["value"]
         return result
 
-    async def record_decision(self, key: str, data: dict[str, Any]) -> None:
-        """Write a decision for the client and for replays.
+    async def record_decision(self, key: str, data: dict[str, Any], *, saved: int = 0) -> None:
+        """Write a decision for the client and for replays; ``saved`` is added to the bill's ``Usage.saved``.
 
         The decision is part of the key, so a replay that decides differently, because of other code or another table,
         raises ``ReplayMismatch``.
         """
         digest = blake2b(json.dumps(data, sort_keys=True).encode(), digest_size=6).hexdigest()
-        await self._replay_log.record(f"decide:{key}:{digest}", "decision", data, Usage())
+        await self._replay_log.record(f"decide:{key}:{digest}", "decision", data, Usage(saved=saved))
 
     async def record_selection(self, node: Node | None) -> None:
         """Write the chosen leaf, as the last entry of a search."""

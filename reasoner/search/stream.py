@@ -19,6 +19,7 @@ from engine.protocol.wire import write_tokens
 from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, JobCancelled
+from reasoner.jobs.step_specs import StepRule
 from reasoner.search.branch_runner import BranchRunner
 from reasoner.search.branch_text import BranchText, StreamMonitor
 from reasoner.search.calls.functions import SolutionEnd, read_end
@@ -49,14 +50,22 @@ class Stream:
         self._calls = 0
         self._runner = BranchRunner(context)
 
-    def expand(self, parents: Sequence[Node], n: int | Sequence[int], *, greedy: bool = False) -> int:
+    def expand(
+        self,
+        parents: Sequence[Node],
+        n: int | Sequence[int],
+        *,
+        greedy: bool = False,
+        steps: StepRule | None = None,
+    ) -> int:
         """Add one step to each parent, ``n`` times (or ``n[i]`` times for parent ``i``); return the number of branches.
 
         A parent that fills the context or the job's own limit has none.
 
-        ``greedy`` takes the likeliest token each time.
+        ``greedy`` takes the likeliest token each time. ``steps``: a rule of the strategy's instead of the job's, which
+        also splits thoughts.
         """
-        steps = self._context.search.spec.step_rule
+        steps = steps or self._context.search.spec.step_rule
         return self._add("expand", parents, n, BranchOptions(greedy=greedy, limit=steps.limit, steps=steps))
 
     def complete(

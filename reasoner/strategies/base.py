@@ -110,19 +110,24 @@ class Strategy(Generic[P]):
     requires: Set[Capability] = frozenset()
     """Capabilities that it needs of the policy's server; with scores of steps also ``continuation``."""
     supports: Set[Feature] = frozenset({Feature.CONSTRAINT})
+    scores_steps: Callable[[P], bool] | None = None
+    """Function that returns True where the parameters let one that needs scores also score unfinished solutions."""
 
     @property
     def needs_verifier(self) -> bool:
         """True if it needs scores, whatever its parameters."""
         return isinstance(self.verifier, VerifierUse) and self.verifier.needs_scores
 
-    def list_needs(self, *, is_constrained: bool = False, counts_tokens: bool = False) -> frozenset[Capability]:
-        """Return what the strategy needs of the policy's server.
+    def list_needs(
+        self, params: P | None = None, *, is_constrained: bool = False, counts_tokens: bool = False
+    ) -> frozenset[Capability]:
+        """Return what the strategy needs of the policy's server, whatever its parameters or with these.
 
         ``is_constrained``: solutions are held to a language; ``counts_tokens``: they are sampled with penalties.
         """
         needs = set(self.requires)
-        if self.verifier is VerifierUse.STEP_SCORES:
+        use = self.verifier if params is None else self.verifier_use(params)
+        if use is VerifierUse.STEP_SCORES:
             needs.add(Capability.CONTINUATION)
         if is_constrained and Capability.CONTINUATION in needs:
             needs.add(Capability.CONSTRAINT_CONTINUATION)
@@ -137,6 +142,8 @@ class Strategy(Generic[P]):
 
     def verifier_use(self, params: P) -> VerifierUse:
         """Return what the strategy asks of the job's verifier with these parameters."""
+        if self.scores_steps is not None and self.scores_steps(params):
+            return VerifierUse.STEP_SCORES
         return self.verifier if isinstance(self.verifier, VerifierUse) else self.verifier(params)
 
     def parse(self, params: Mapping[str, Any]) -> P:

@@ -53,6 +53,7 @@ def make_step_end_rule(new: NewBranch) -> StepEndRule | None:
             None if until is None else StepEndRule((until,), 0, splits_thinking=True, reader=None, job_stops=job_stops)
         )
     reader = new.search.calls.reader if new.search.calls is not None and new.parent.is_solution else None
+    is_default = steps is spec.step_rule and spec.steps is None
     return StepEndRule(
-        steps.stops, steps.min_tokens or 0, splits_thinking=spec.steps is not None, reader=reader, job_stops=job_stops
+        steps.stops, steps.min_tokens or 0, splits_thinking=not is_default, reader=reader, job_stops=job_stops
     )

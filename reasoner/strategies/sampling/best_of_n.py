@@ -6,12 +6,21 @@ aggregated step scores (Lightman et al. 2023, "Let's Verify Step by Step", secti
 
 from __future__ import annotations
 
+from contextlib import aclosing
+from typing import Annotated
+
+from pydantic import Field
+
 from reasoner.search.search import Search
+from reasoner.strategies.abandon import Abandon, sample_solutions
 from reasoner.strategies.base import Choice, Feature, Params, Samples, Strategy, VerifierUse, choose_best_scored
 
 
 class BestOfN(Params):
     n: Samples = 16
+    abandon: Annotated[Abandon | None, Field(description="Give up solutions early; without it all are finished.")] = (
+        None
+    )
 
 
 async def run(search: Search, params: BestOfN) -> Choice:
@@ -19,15 +28,18 @@ async def run(search: Search, params: BestOfN) -> Choice:
 
     If the verifier is a rule, the first right solution ends the search and the others are cancelled.
     """
-    async with search.stream() as stream:
-        stream.complete(*search.spread(params.n))
-        async for arrived in stream:
-            await search.score([node for node in arrived if node.answer is not None])
+    async with aclosing(sample_solutions(search, params.n, params.abandon)) as solutions:
+        async for arrived in solutions:
             if search.spec.has_conclusive_verifier and any(node.score == 1.0 for node in arrived):
                 break
     return choose_best_scored(search.candidates())
 
 
 STRATEGY = Strategy(
-    "best_of_n", BestOfN, run, VerifierUse.SCORES, supports={Feature.CONSTRAINT, Feature.SEVERAL_MODELS}
+    "best_of_n",
+    BestOfN,
+    run,
+    VerifierUse.SCORES,
+    supports={Feature.CONSTRAINT, Feature.SEVERAL_MODELS},
+    scores_steps=lambda params: params.abandon is not None,
 )

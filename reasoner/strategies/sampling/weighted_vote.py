@@ -6,7 +6,12 @@ process reward models: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimal
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from reasoner.search.search import Search
+from reasoner.strategies.abandon import Abandon, sample_solutions
 from reasoner.strategies.base import (
     Choice,
     DecidedBy,
@@ -22,12 +27,15 @@ from reasoner.strategies.base import (
 
 class WeightedVote(Params):
     n: Samples = 16
+    abandon: Annotated[Abandon | None, Field(description="Give up solutions early; without it all are finished.")] = (
+        None
+    )
 
 
 async def run(search: Search, params: WeightedVote) -> Choice:
     """Sample n solutions, score each as it arrives; the answer with the largest sum of scores wins."""
-    async for arrived in search.complete(*search.spread(params.n)):
-        await search.score([node for node in arrived if node.answer is not None])
+    async for _ in sample_solutions(search, params.n, params.abandon):
+        pass
     candidates = search.candidates()
     return await choose_by_majority(search, candidates, weigh_by_score(candidates))
 
@@ -39,4 +47,5 @@ STRATEGY = Strategy(
     verifier=VerifierUse.SCORES,
     decided_by=DecidedBy.VOTE,
     supports={Feature.CONSTRAINT, Feature.SEVERAL_MODELS},
+    scores_steps=lambda params: params.abandon is not None,
 )
