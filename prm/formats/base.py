@@ -97,10 +97,11 @@ def as_text(conversation: Conversation) -> str:
     """Return chat messages as one text; a single message is its content, and a call is a line of JSON."""
     if len(conversation) == 1:
         return str(conversation[0]["content"])
-    return "\n\n".join(f"{message['role'].capitalize()}: {_with_calls(message)}" for message in conversation)
+    return "\n\n".join(f"{message['role'].capitalize()}: {render_message(message)}" for message in conversation)
 
 
-def _with_calls(message: Mapping[str, Any]) -> str:
+def render_message(message: Mapping[str, Any]) -> str:
+    """Return the text of a chat message; a call is a line of JSON."""
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
     return "\n".join([*([message["content"]] if message["content"] or not calls else []), *calls])
 

@@ -17,6 +17,7 @@ import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.protocol.types import (
     Capability,
@@ -49,6 +50,19 @@ _UNFINISHED_QUESTIONS = (
     "It is unfinished. Check each of its steps again, then grade them {scale}.",
     "It is unfinished. Should it go on like this? Grade it {scale}.",
 )
+_TURN_QUESTIONS = (
+    "Grade this turn, its calls included, {scale}.",
+    "Are its calls and their arguments right? Give a grade {scale}.",
+    "Is it the best next turn towards what the user wants? Grade it {scale}.",
+    "Would an expert reviewer accept this turn? Grade it {scale}.",
+)
+Subject = Literal["solution", "unfinished solution", "turn"]
+"""The text that is graded; a turn may call functions of the client."""
+_BY_SUBJECT: Mapping[Subject, Sequence[str]] = {
+    "solution": _QUESTIONS,
+    "unfinished solution": _UNFINISHED_QUESTIONS,
+    "turn": _TURN_QUESTIONS,
+}
 MAX_REPEATS = 2 * len(_QUESTIONS)
 
 
@@ -85,10 +99,10 @@ def _is_series(names: Sequence[str]) -> bool:
     return values == list(range(values[0], values[0] + len(values)))
 
 
-def write_question(scale: Scale, repeat: int, criterion: str | None, *, is_finished: bool) -> GradeQuestion:
-    """Return the question of a repeat (from 0) about one solution, by a criterion or as a whole."""
+def write_question(scale: Scale, repeat: int, criterion: str | None, subject: Subject) -> GradeQuestion:
+    """Return the question of a repeat (from 0) about one solution or turn, by a criterion or as a whole."""
     is_reversed = repeat % 2 == 1
-    questions = _QUESTIONS if is_finished else _UNFINISHED_QUESTIONS
+    questions = _BY_SUBJECT[subject]
     text = questions[repeat // 2 % len(questions)].format(scale=_describe_scale(scale, criterion, is_reversed))
     if criterion is not None:
         text = f"Judge by this criterion alone: {criterion}\n{text}"

@@ -25,6 +25,7 @@ from reasoner.evaluation.plan import CEILING, StrategyCase
 from reasoner.evaluation.runs import Run
 from reasoner.evaluation.statistics import pass_at_n
 from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.verifier_specs import GradedVerifier
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream
 from reasoner.strategies.registry import STRATEGIES, parse_params
@@ -73,7 +74,7 @@ class SamplePool:
     A cache shares whole pages only; the fraction reproduces the bill of the whole pool.
     """
     verdict_tokens: float | None = None
-    """Tokens that a verifier which writes took for one solution, on average; others write none."""
+    """Tokens that a verifier which writes or grades took for one solution, on average; others read shared prefixes."""
 
     @classmethod
     def of(cls, search: Search, right: Mapping[Node, bool], parameters: tuple[int, int]) -> SamplePool:
@@ -99,7 +100,8 @@ class SamplePool:
             cost = (float(usage.verifier_computed - length), 0.0)
         else:
             cost = (float(question), (question + length - usage.verifier_computed) / shared)
-        verdict = usage.verifier_computed / len({max(text) for text in scored}) if usage.verifier_generated else None
+        asks = usage.verifier_generated or isinstance(search.spec.verifier, GradedVerifier)
+        verdict = usage.verifier_computed / len({max(text) for text in scored}) if asks and scored else None
         return cls(search.spec, search.root, samples, usage, parameters, cost, verdict)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from prm.formats.base import render_message
 from reasoner.jobs.messages import MAX_MESSAGES, Message, Text
 
 MAX_N = 4096
@@ -13,8 +15,11 @@ MAX_N = 4096
 
 
 def _check_conversation(value: list[Message]) -> list[Message]:
-    if value[-1].role != "assistant" or not value[-1].content:
-        raise ValueError("a candidate that is a conversation ends with a message of the assistant, its answer")
+    if value[-1].role not in ("assistant", "tool"):
+        raise ValueError(
+            "a candidate that is a conversation ends with a message of the assistant, its answer or its calls, or with "
+            "the result of a call"
+        )
     return value
 
 
@@ -23,19 +28,34 @@ Candidate = Text | _Messages
 Candidates = Annotated[list[Candidate], Field(min_length=1, max_length=MAX_N)]
 
 
-def read_candidate(candidate: str | list[Message], asked: str) -> list[tuple[str, bool]]:
-    """Return a candidate's text in pieces. Those that the assistant wrote, as the last one, are marked with True.
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a candidate's text: a label, the assistant's words or calls, or the words of others.
 
-    ``asked``: the question, which is left out.
+    ``message`` is the index of its message.
     """
+
+    text: str
+    kind: Literal["label", "words", "calls", "other", "output"]
+    message: int = 0
+
+
+def read_candidate(candidate: str | list[Message], asked: str) -> list[Piece]:
+    """Return a candidate's text in pieces; ``asked``: the question, which is left out."""
     if isinstance(candidate, str):
-        return [(candidate, True)]
-    if candidate[0].role == "user" and candidate[0].content == asked:
+        return [Piece(candidate, "words")]
+    if candidate[0].role == "user" and candidate[0].content == asked and len(candidate) > 1:
         candidate = candidate[1:]
-    if len(candidate) == 1:
-        return [(candidate[0].content or "", True)]
-    pieces: list[tuple[str, bool]] = []
-    for message in candidate:
+    if len(candidate) == 1 and not candidate[0].tool_calls:
+        return [Piece(candidate[0].content or "", "words")]
+    pieces: list[Piece] = []
+    for index, message in enumerate(candidate):
+        words = message.content or ""
+        kind: Literal["words", "output", "other"]
+        kind = "words" if message.role == "assistant" else "output" if message.role == "tool" else "other"
         blank = "\n\n" if pieces else ""
-        pieces += [(f"{blank}{message.role.title()}: ", False), (message.content or "", message.role == "assistant")]
+        pieces += [Piece(f"{blank}{message.role.title()}: ", "label", index), Piece(words, kind, index)]
+        if message.tool_calls:
+            calls = render_message(message.render() | {"content": ""})
+            pieces.append(Piece(f"\n{calls}" if words else calls, "calls", index))
     return pieces

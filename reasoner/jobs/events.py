@@ -97,6 +97,7 @@ class NodeData(EntryData):
     refusal: RefusalData | None = Field(None, description="The server's words, if it refused the branch")
     copy_of: NodeId | None = Field(None, description="The branch whose text it has, for equal greedy branches")
     given: bool = Field(False, description="A candidate that the client brought")
+    left_out: int = Field(0, description="Characters of such a candidate that were left out, to fit into the verifier")
     fresh: bool = Field(False, description="It begins another conversation: its text follows no text before it")
     undone: int = Field(0, description="Characters at the end of its parent that it takes back")
     solves: bool = Field(True, description="It belongs to a solution; else to a question about one")

@@ -12,7 +12,7 @@ from engine.protocol.types import InvalidRequest
 from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import Budget
-from reasoner.jobs.candidate_spec import Candidates, read_candidate
+from reasoner.jobs.candidate_spec import Candidates, Piece, read_candidate
 from reasoner.jobs.constraint_spec import ConstraintSpec
 from reasoner.jobs.messages import MAX_MESSAGES, Message, Text
 from reasoner.jobs.sampling_spec import Sampling
@@ -256,7 +256,7 @@ class JobSpec(JobFields):
         return [entry.model for entry in self.models] if self.models is not None else named
 
     @property
-    def candidate_pieces(self) -> list[list[tuple[str, bool]]]:
+    def candidate_pieces(self) -> list[list[Piece]]:
         """The text of each candidate in pieces (``read_candidate``)."""
         asked = self.conversation[-1]["content"]
         return [read_candidate(candidate, asked) for candidate in self.candidates or ()]

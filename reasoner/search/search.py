@@ -22,7 +22,8 @@ from reasoner.budget.allocator import MAX_TRUST, JobProgress, TokenRequest
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import TokenProbability
 from reasoner.search.answer_logprobs import compute_logprobs
-from reasoner.search.candidates import add_candidates, list_finished, select_candidates
+from reasoner.search.brought.candidates import add_candidates
+from reasoner.search.candidates import list_finished, select_candidates
 from reasoner.search.context import SearchContext
 from reasoner.search.grants import Grants
 from reasoner.search.policies.forced_calls import choose_natively

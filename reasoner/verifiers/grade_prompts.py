@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 from engine.protocol.types import Capability, InvalidRequest, ModelInfo, TokenizeRequest, Tokens
@@ -10,6 +11,7 @@ from prm.scorers.grades import ANSWER_ALONE, GradeQuestion
 from prm.scorers.next_turn import encode_next_turn
 from prm.scorers.templates import PromptTemplate
 from prm.scorers.verdict_formats import parse_check_template, parse_compare_template, read_prompt
+from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import GradedVerifier
 from reasoner.thoughts import ThoughtFormat
 from reasoner.tree import Node
@@ -37,7 +39,7 @@ class GradePrompts:
         self._lead = lead
         self._thoughts = None if thoughts is None or thoughts.is_told else thoughts
         self._reads = verifier.reads
-        self._problem = as_text(context.spec.rendered_conversation)
+        self._problem = _describe_problem(context.spec)
         self._turns: dict[str, Tokens] = {}
         is_in_place = is_policy(context) if verifier.in_place is None else verifier.in_place
         if is_in_place and not is_policy(context):
@@ -119,3 +121,13 @@ class GradePrompts:
         if self._lead and self._thoughts is not None and self._thoughts.find_state(prompt) == "open":
             prompt += self._thoughts.forced_ids
         return prompt + self._lead
+
+
+def _describe_problem(spec: JobSpec) -> str:
+    """Return the question as a text, with the functions that a turn may call."""
+    problem = as_text(spec.rendered_conversation)
+    if not spec.functions:
+        return problem
+    declared = [tool.model_dump(exclude_none=True, exclude={"type"}) for tool in spec.functions]
+    lines = "\n".join(json.dumps(function, ensure_ascii=False) for function in declared)
+    return f"{problem}\n\nFunctions that may be called:\n{lines}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from engine.protocol.types import Tokens
-from prm.scorers.grades import GradeQuestion, GradeReader, Scale, write_pair_question, write_question
+from prm.scorers.grades import GradeQuestion, GradeReader, Scale, Subject, write_pair_question, write_question
 from prm.scorers.next_turn import count_common
 from prm.scorers.steps import VerifierScores
 from reasoner.budget.prices import NO_AMOUNT, Amount
@@ -81,11 +81,12 @@ class GradedScorer:
         self._reader = reader
         self._prompts = prompts
         self._budgeted = BudgetedReader(context.ledger, reader.info)
+        self._has_functions = bool(context.spec.functions)
         self._head = 0
 
     async def count_head(self) -> int:
         """Return the number of tokens of the longest question about an empty solution."""
-        questions = self._list_questions(is_finished=False)
+        questions = self._list_questions("unfinished solution")
         self._head = max([len(await self._prompts.encode_empty(question)) for question in questions])
         return self._head
 
@@ -96,7 +97,7 @@ class GradedScorer:
         asked: dict[Node, list[_Asked[Node]]] = {}
         estimates = {}
         for node in nodes:
-            questions = self._list_questions(is_finished=not node.open)
+            questions = self._list_questions(self._find_subject(node))
             asked[node] = [_Asked(node, question, await self._prompts.encode(node, question)) for question in questions]
             estimates[node] = self._estimate(node, asked[node][0].prompt)
         graded = await self._grade(asked, estimates)
@@ -114,10 +115,15 @@ class GradedScorer:
         graded = await self._grade(asked, {pair: len(own[0].prompt) for pair, own in asked.items()})
         return [self._build_pair_score(pair, found) for pair, found in graded.items()]
 
-    def _list_questions(self, *, is_finished: bool) -> list[GradeQuestion]:
+    def _find_subject(self, node: Node) -> Subject:
+        if node.open:
+            return "unfinished solution"
+        return "turn" if self._has_functions else "solution"
+
+    def _list_questions(self, subject: Subject) -> list[GradeQuestion]:
         """Return the questions about one solution: all repeats of each criterion."""
         return [
-            write_question(self._scale, repeat, criterion, is_finished=is_finished)
+            write_question(self._scale, repeat, criterion, subject)
             for criterion in self._criteria
             for repeat in range(self._verifier.repeats)
         ]

@@ -117,7 +117,7 @@ async def test_a_written_grade_counts_where_no_log_probabilities_are_listed(text
     reader = await GradeReader.open(hosted.engine, info, scale)
     assert reader.lead == ()
     prompt = await hosted.engine.tokenize(TokenizeRequest("m", MESSAGES))
-    question = write_question(scale, 0, None, is_finished=True)
+    question = write_question(scale, 0, None, "solution")
     [reading] = await reader.read([prompt], [question])
     assert reading.scores == (() if grade is None else pytest.approx((scale.scores[grade],)))
     assert (reading.unread is None) == (grade is not None)

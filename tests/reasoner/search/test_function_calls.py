@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from engine.protocol.types import Branch, InvalidRequest, ModelInfo, TemplateKwargs, TokenizeRequest
+from engine.protocol.types import (
+    Branch,
+    InvalidRequest,
+    ModelInfo,
+    ScoreRequest,
+    ScoreResult,
+    TemplateKwargs,
+    TokenizeRequest,
+)
 from reasoner.best_so_far import choose_best_so_far
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
@@ -261,3 +270,34 @@ def test_conversations_whose_calls_and_results_do_not_match_are_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=message):
         build_spec({"messages": [{"role": "user", "content": "?"}, *messages]})
+
+
+class TurnGrader(CallingEngine):
+    """Engine that grades turns: those with its second text are right."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__(*texts)
+        self.graded: list[tuple[object, ...]] = []
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        results = []
+        for item, result in zip(request.items, await super().score(request), strict=True):
+            [part] = item.parts
+            assert not isinstance(part, str)
+            self.graded.append(part)
+            worst, *_, best = request.token_ids
+            wanted = best if SECOND in part else worst
+            row = tuple(math.log(0.9) if token == wanted else -30.0 for token in request.token_ids)
+            results.append(result if result.values is None else replace(result, values=(row,)))
+        return results
+
+
+async def test_turns_with_calls_are_ranked_by_grades_behind_the_conversation(texts: Any) -> None:
+    texts(write(("weather", PARIS)), write(("weather", ROME)), "It is sunny.")
+    engine = TurnGrader(write(("weather", PARIS)), write(("weather", ROME)), "It is sunny.")
+    outcome = await solve(engine, strategy="best_of_n", n=12, verifier={"kind": "graded"})
+    assert read_calls(outcome) == [("weather", json.loads(ROME))]
+    assert outcome.result.confidence == pytest.approx(1.0)
+    asked = await engine.tokenize(TokenizeRequest("policy", "Grade this turn, its calls included", special=False))
+    assert {part[:4] for part in engine.graded} == {engine.requests[0].prompt}
+    assert all(asked == part[7 : 7 + len(asked)] for part in engine.graded)

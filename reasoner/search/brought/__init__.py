@@ -1,0 +1,1 @@
+"""Solutions that the client brought: reading (``candidates``) and shortening (``shorten``) them."""
