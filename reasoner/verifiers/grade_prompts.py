@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.protocol.types import Capability, InvalidRequest, ModelInfo, TokenizeRequest, Tokens
 from prm.formats.base import as_text
-from prm.scorers.grades import ANSWER_ALONE, GradeQuestion
+from prm.scorers.grades import ANSWER_ALONE, GradeQuestion, read_judge
 from prm.scorers.next_turn import encode_next_turn
 from prm.scorers.templates import PromptTemplate
 from prm.scorers.verdict_formats import parse_check_template, parse_compare_template, read_prompt
@@ -18,11 +18,9 @@ from reasoner.tree import Node
 from reasoner.verifiers.context import VerifierContext
 
 
-def is_policy(context: VerifierContext) -> bool:
-    """Return True if the model that grades wrote the solutions, so that it can be asked in place."""
-    verifier, spec = context.spec.verifier, context.spec
-    assert isinstance(verifier, GradedVerifier)
-    return spec.models is None and verifier.model in (None, context.policy.id)
+def wrote_branches(model: ModelInfo, context: VerifierContext) -> bool:
+    """Return True if a model, or the base of an adapter, wrote all branches, so that it can be asked in place."""
+    return context.spec.models is None and context.policy.id in (model.id, model.parent)
 
 
 class GradePrompts:
@@ -41,8 +39,11 @@ class GradePrompts:
         self._reads = verifier.reads
         self._problem = _describe_problem(context.spec)
         self._turns: dict[str, Tokens] = {}
-        is_in_place = is_policy(context) if verifier.in_place is None else verifier.in_place
-        if is_in_place and not is_policy(context):
+        self._judge = read_judge(model)
+        is_in_place = wrote_branches(model, context) if verifier.in_place is None else verifier.in_place
+        if self._judge is not None:
+            _check_judge(verifier, model, is_in_place=is_in_place)
+        if is_in_place and not wrote_branches(model, context):
             raise InvalidRequest(
                 f"verifier.in_place: only the model that wrote a branch can be asked behind it, and {model.id!r} is "
                 "another one, or one of several: leave 'in_place' out",
@@ -76,8 +77,13 @@ class GradePrompts:
         values = {"question": self._problem, "solution": node.read_text(self._reads).strip()}
         return await self._encode_prompt(self._single, values, question)
 
-    async def encode_pair(self, first: Node, second: Node, question: GradeQuestion) -> Tokens:
-        """Return the prompt of a question about one of two solutions."""
+    async def encode_pair(self, first: Node, second: Node, number: int, question: GradeQuestion) -> Tokens:
+        """Return the prompt of a question about solution ``number`` (1 or 2) of a pair.
+
+        An adapter that was trained to judge is asked about each alone.
+        """
+        if self._judge is not None:
+            return await self._encode_behind((first, second)[number - 1], question)
         texts = [node.read_text(self._reads).strip() for node in (first, second)]
         values = {"question": self._problem, "first": texts[0], "second": texts[1]}
         return await self._encode_prompt(self._pair, values, question)
@@ -89,13 +95,20 @@ class GradePrompts:
         return await self._encode_prompt(self._single, {"question": self._problem, "solution": ""}, question)
 
     async def _encode_behind(self, node: Node, question: GradeQuestion) -> Tokens:
-        """Return the branch's own tokens with the question as its next turn; an open thought is closed before it."""
+        """Return the branch's own tokens with the question as its next turn; an open thought is closed before it.
+
+        An adapter that was trained to judge is asked its own question, directly behind the branch.
+        """
         prefix = node.prefix[:-1] if node.ended_with_eos else node.prefix
+        if self._judge is not None:
+            return prefix + self._judge.invocation
         if node.thought == "open" and self._thoughts is not None:
             prefix += self._thoughts.forced_ids
         return prefix + await self._encode_turn(question)
 
     async def _encode_turn(self, question: GradeQuestion) -> Tokens:
+        if self._judge is not None:
+            return self._judge.invocation
         if question.text not in self._turns:
             turn = await encode_next_turn(
                 self._context.engine, self._model.id, question.text, self._context.spec.chat_template_kwargs
@@ -121,6 +134,19 @@ class GradePrompts:
         if self._lead and self._thoughts is not None and self._thoughts.find_state(prompt) == "open":
             prompt += self._thoughts.forced_ids
         return prompt + self._lead
+
+
+def _check_judge(verifier: GradedVerifier, model: ModelInfo, *, is_in_place: bool) -> None:
+    """Raise ``InvalidRequest`` for fields that an adapter with a question of its own cannot serve."""
+    field = "criteria" if verifier.criteria else "repeats" if verifier.repeats > 1 else None
+    if not is_in_place:
+        field = "in_place" if verifier.in_place is False else "model"
+    if field is not None:
+        raise InvalidRequest(
+            f"verifier.{field}: adapter {model.id!r} was trained on one question behind branches of {model.parent!r}: "
+            f"leave 'criteria', 'repeats' and 'in_place' out, and let {model.parent!r} alone write the solutions",
+            f"verifier.{field}",
+        )
 
 
 def _describe_problem(spec: JobSpec) -> str:

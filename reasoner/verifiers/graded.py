@@ -30,7 +30,7 @@ from reasoner.search.scoring import (
 )
 from reasoner.tree import Node
 from reasoner.verifiers.context import ESTIMATE_SLACK_TOKENS, VerifierContext, estimate_new_tokens
-from reasoner.verifiers.grade_prompts import GradePrompts, is_policy
+from reasoner.verifiers.grade_prompts import GradePrompts, wrote_branches
 from reasoner.verifiers.written import weigh_criteria
 
 T = TypeVar("T")
@@ -62,7 +62,8 @@ async def open_graded(context: VerifierContext) -> GradedScorer:
     assert isinstance(verifier, GradedVerifier)
     model = context.policy if verifier.model is None else context.verifier_model()
     reader = await GradeReader.open(context.engine, model, Scale(verifier.grade_scores), context.pin_key)
-    thoughts = await find_thought_format(context.engine, model, context.spec.thoughts if is_policy(context) else None)
+    own_thoughts = context.spec.thoughts if wrote_branches(model, context) else None
+    thoughts = await find_thought_format(context.engine, model, own_thoughts)
     prompts = GradePrompts(context, model, reader.lead, thoughts)
     scorer = GradedScorer(context, verifier, reader=reader, prompts=prompts)
     check_fits_context(model, await scorer.count_head())
@@ -108,9 +109,9 @@ class GradedScorer:
         for pair in pairs:
             orders = [pair, pair[::-1]] if self._verifier.swap else [pair]
             asked[pair] = [
-                _Asked(pair, question, await self._prompts.encode_pair(*order, question))
+                _Asked(pair, question, await self._prompts.encode_pair(*order, number=number, question=question))
                 for order in orders
-                for question in self._list_pair_questions()
+                for number, question in self._list_pair_questions()
             ]
         graded = await self._grade(asked, {pair: len(own[0].prompt) for pair, own in asked.items()})
         return [self._build_pair_score(pair, found) for pair, found in graded.items()]
@@ -128,10 +129,10 @@ class GradedScorer:
             for repeat in range(self._verifier.repeats)
         ]
 
-    def _list_pair_questions(self) -> list[GradeQuestion]:
-        """Return the questions about a pair: for all repeats of each criterion the first solution's, the second's."""
+    def _list_pair_questions(self) -> list[tuple[int, GradeQuestion]]:
+        """Return the questions about a pair: for all repeats of each criterion those about solution 1, solution 2."""
         return [
-            write_pair_question(self._scale, repeat, criterion, number)
+            (number, write_pair_question(self._scale, repeat, criterion, number))
             for criterion in self._criteria
             for repeat in range(self._verifier.repeats)
             for number in (1, 2)

@@ -20,6 +20,7 @@ from engine.protocol.types import (
     ScoreResult,
     Token,
 )
+from prm.scorers.grades import JUDGE_NOTE
 from prm.scorers.next_turn import count_common
 from reasoner.jobs.journal import Entry, MemoryJournal
 from reasoner.jobs.spec import JobSpec
@@ -182,6 +183,30 @@ async def test_another_model_gets_a_prompt_of_its_own_and_cannot_be_asked_in_pla
     spec = job(model="other", in_place=True).model_copy(update={"model": "policy"})
     with pytest.raises(InvalidRequest, match="only the model that wrote a branch can be asked behind it"):
         await run_job(spec, engine, MemoryJournal())
+
+
+class WithAdapter(Grader):
+    """An engine with an adapter of the policy that was trained to judge."""
+
+    async def models(self) -> list[ModelInfo]:
+        policy, prm = await super().models()
+        note = {"invocation": [97, 98], "positive": 71, "negative": 72}
+        return [policy, replace(policy, id="judge", parent="policy", extra={JUDGE_NOTE: note}), prm]
+
+
+@pytest.mark.parametrize("strategy", ["best_of_n", "beam", "tournament"])
+async def test_an_adapter_that_was_trained_to_judge_is_asked_its_own_question_behind_the_branch(strategy: str) -> None:
+    engine = WithAdapter(lambda prompt, token: math.log(0.6 if token == 71 else 0.2))
+    spec = job(strategy, model="judge").model_copy(update={"model": "policy"})
+    kind = "compare" if strategy == "tournament" else "score"
+    for entry in await find_entries(spec, engine, kind):
+        assert entry.data["grades"] == [pytest.approx(0.75)] * (4 if strategy == "tournament" else 1)
+    assert {request.model for request in engine.scored} == {"judge"}
+    assert {request.token_ids for request in engine.scored} == {(72, 71)}
+    assert {prompt[-2:] for prompt in engine.prompts} == {(97, 98)}
+    assert {prompt[:4] for prompt in engine.prompts} == {encode("how?")}
+    with pytest.raises(InvalidRequest, match=r"verifier\.repeats: adapter 'judge' was trained on one question"):
+        await run_job(job(model="judge", repeats=2).model_copy(update={"model": "policy"}), engine, MemoryJournal())
 
 
 async def test_a_pair_is_graded_in_both_orders_or_in_one() -> None:
