@@ -30,7 +30,7 @@ from torch import Tensor
 from engine.attention.layer import HeadShape
 from engine.cache.pages import PagePool
 from engine.cache.pins import Pins
-from engine.cache.radix_tree import Match, Node, RadixTree
+from engine.cache.radix_tree import Key, LowerTier, Match, Node, RadixTree
 from engine.cache.states import SequenceState, StatePool
 from engine.device import CPU, DeviceConfig, to_device
 from engine.protocol.types import EngineError
@@ -83,6 +83,17 @@ class KeyPool:
     def is_finite(self, page: int) -> bool:
         stored = self.data if self.scales is None else self.scales
         return bool(stored[:, :, :, page].isfinite().all())
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredPage:
+    """A page that comes back from a lower tier."""
+
+    start: int
+    """Number of tokens before it."""
+    key: Key
+    write: Callable[[int], None]
+    """Writes its keys and values into a page of the cache."""
 
 
 @dataclass(eq=False, slots=True)
@@ -159,6 +170,8 @@ class KVCache:
             self._slot_tensors if device_config.uses_gpu_kernels else [tensor.numpy() for tensor in self._slot_tensors]
         )
         """The same, for copies of a few slots."""
+        self.lower_tier: LowerTier | None = None
+        """Slower memory for claimed pages that are evicted."""
         self.page_table: npt.NDArray[np.int64] = np.zeros((rows, -(-context // page_size)), np.int64)
         self._create_pins = partial(Pins, cap=max_pinned, seconds=pin_seconds, clock=clock)
         self._start_empty()
@@ -172,8 +185,28 @@ class KVCache:
         if self.states is not None:
             self.states.reset()
             self.states.connect(self.tree)
+        if self.lower_tier is not None:
+            self.connect(self.lower_tier)
         self._duplicates: deque[int] = deque(maxlen=_MAX_DUPLICATES)
         """Pages that were released lately since another one had the same tokens: equally damaged if that one is."""
+
+    def connect(self, lower_tier: LowerTier) -> None:
+        """Give claimed pages to a lower tier when they are evicted."""
+        self.lower_tier = self.pins.lower_tier = lower_tier
+        self.tree.on_evict = self._store_page
+        if self.states is not None:
+            self.states.on_evict = self._store_state
+
+    def _store_page(self, node: Node) -> None:
+        # A page of a pruned branch was not used since.
+        claims = self.pins.find_claims(node) if node.last_used else set()
+        if claims and self.lower_tier is not None:
+            self.lower_tier.store_page(node, claims)
+
+    def _store_state(self, node: Node, offset: int) -> None:
+        claims = self.pins.find_claims(node)
+        if claims and self.lower_tier is not None:
+            self.lower_tier.store_state(node, offset, claims)
 
     def reset(self) -> None:
         """Drop every table, prefix and pin, and zero what was written; see ``_allocate_zeros``."""
@@ -334,6 +367,8 @@ class KVCache:
         nodes = [self.tree.nodes[page] for page in pages if page in self.tree.nodes]
         dropped = {page for page in self._duplicates if not self.pool.ref_counts[page] and not self._is_finite(page)}
         dropped.update(pages)
+        if self.lower_tier is not None:  # copies may be damaged, too, and would come back again and again
+            self.lower_tier.clear()
         for node in nodes:
             dropped.update(self._drop_subtree(node))
         for tensor in self._slot_tensors:
@@ -352,8 +387,10 @@ class KVCache:
         return [node.page for node in nodes]
 
     def clear(self) -> None:
-        """Free every page that no table references, pinned or not."""
+        """Free every page that no table references, pinned or not, and empty the lower tier."""
         self.pins.clear()
+        if self.lower_tier is not None:
+            self.lower_tier.clear()
         while self.tree.evict():
             pass
 
@@ -379,6 +416,50 @@ class KVCache:
         if self.states is not None:
             states = [table.state for table in self._tables.values() if table.state is not None]
             self.states.check(states, self.tree.walk())
+        if self.lower_tier is not None:
+            self.lower_tier.check()
+
+    # Pages of a lower tier.
+
+    @property
+    def slot_tensors(self) -> Sequence[Tensor]:
+        """Everything stored per slot, ``[layers, kinds, kv_heads, pages, page_size, …]``."""
+        return self._slot_tensors
+
+    def restore(self, match: Match, namespace: str | None, pages: Iterable[RestoredPage]) -> list[Node]:
+        """Put pages that a lower tier had into the tree, behind a match that is up to date.
+
+        ``pages``: in token order. Those that are cached meanwhile are skipped. It ends early where a page before is
+        missing, or where memory is exhausted. Return the cached path, which no table references yet.
+        """
+        path = list(match.path)
+        self.tree.acquire([node.page for node in path])
+        for page in pages:
+            position = len(path) * self.page_size
+            if page.start < position:
+                continue
+            node = self._restore_page(path, namespace, page) if page.start == position else None
+            if node is None:
+                break
+            path.append(node)
+            if len(node.key) < self.page_size:
+                break
+        self.tree.release([node.page for node in reversed(path)])
+        return path
+
+    def _restore_page(self, path: Sequence[Node], namespace: str | None, page: RestoredPage) -> Node | None:
+        """Return the cached page with the tokens of a restored one, with a reference; ``None`` without memory."""
+        parent = path[-1] if path else self.tree.root(namespace)
+        existing = self.tree.find_extension(parent, page.key)
+        if existing is not None:
+            self.tree.acquire([existing.page])
+            return existing
+        number = self._allocate()
+        if number is None:
+            return None
+        page.write(number)
+        # A root comes and goes; making room may have evicted its last page.
+        return self.tree.insert(path[-1] if path else self.tree.root(namespace), page.key, number)
 
     def cached_path(self, table: PageTable) -> list[Node]:
         """Return the cached pages that the table published or matched, in token order."""

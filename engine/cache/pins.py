@@ -3,6 +3,9 @@
 A pin affects speed, never correctness. It is not a reference but a class of eviction: a pinned page is evicted when no
 other unused page is left. Memory that is only pinned therefore counts as available, and pins can never keep a sequence
 from running. A page may be pinned under several keys.
+
+A key whose pins were evicted or have expired keeps a *claim* on these pages until it is released: when they are
+evicted, a lower tier takes them, if there is one.
 """
 
 from __future__ import annotations
@@ -10,12 +13,15 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from engine.cache.radix_tree import Node, PinSet, RadixTree
+from engine.cache.radix_tree import LowerTier, Node, PinSet, RadixTree
 
 MAX_PIN_SETS = 4096
 """Keys under which pages may be pinned at the same time. Beyond it the least recently used one loses its pins."""
+
+MAX_CLAIMS = 1 << 16
+"""Keys with claims. Beyond it the oldest one loses them."""
 
 _UNPIN_BATCHES = 16
 """Pins are evicted by this fraction of the cap at a time, so that the search for the oldest is paid for rarely."""
@@ -27,12 +33,15 @@ class Pins:
     def __init__(
         self, tree: RadixTree, *, cap: int, seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.lower_tier: LowerTier | None = None
         self._tree = tree
         self._cap = cap
         self._seconds = seconds
         self._clock = clock
         self._sets: dict[str, PinSet] = {}
         """Pin sets that hold a page, least recently touched first."""
+        self._claims: dict[str, set[str | None]] = {}
+        """Keys with claims and their namespaces, oldest first."""
 
     def __len__(self) -> int:
         return len(self._sets)
@@ -58,6 +67,8 @@ class Pins:
             node = node.parent
         if end.parent is not None:
             pin_set.nodes[end] = len(end.key)  # of an earlier pin it may have been fewer
+        if key in self._claims:
+            self._claims[key].add(namespace)
         while self._tree.num_pinned > self._cap or len(self._sets) > MAX_PIN_SETS:
             self.evict_oldest_pins()
 
@@ -67,20 +78,41 @@ class Pins:
             return False
         pin_set = next(iter(self._sets.values()))
         for node in _oldest_nodes(pin_set, max(1, self._cap // _UNPIN_BATCHES)):
-            self._unpin(pin_set, node)
+            self._lose_pin(pin_set, node)
         return True
 
     def expire(self) -> None:
-        """Release the pin sets whose time to live has passed."""
+        """Unpin the pages of the pin sets whose time to live has passed."""
         oldest = self._clock() - self._seconds
         while self._sets:
             pin_set = next(iter(self._sets.values()))
             if pin_set.touched > oldest:
                 break
-            self.release(pin_set.key)
+            for node in list(pin_set.nodes):
+                self._lose_pin(pin_set, node)
+
+    def claim(self, key: str, nodes: Iterable[Node], namespaces: Iterable[str | None] = ()) -> None:
+        """Let a lower tier take these pages when they are evicted, until the key is released."""
+        if self.lower_tier is None:
+            return
+        self._claims.setdefault(key, set()).update(namespaces)
+        if len(self._claims) > MAX_CLAIMS:
+            del self._claims[next(iter(self._claims))]
+        for node in nodes:
+            if node.claims is None:
+                node.claims = set()
+            node.claims.add(key)
+
+    def find_claims(self, node: Node) -> set[str]:
+        """Return the keys that claim a page, those that pin it included."""
+        claims = {key for key in node.claims or () if key in self._claims}
+        return claims | {pin_set.key for pin_set in node.pins}
 
     def release(self, key: str) -> None:
         """Unpin all pages of a key. An unknown key is no error: its pins may have been evicted."""
+        self._claims.pop(key, None)
+        if self.lower_tier is not None:
+            self.lower_tier.release(key)
         pin_set = self._sets.get(key)
         if pin_set is not None:
             for node in list(pin_set.nodes):
@@ -92,9 +124,14 @@ class Pins:
         Pages of it that nothing else pins or uses are evicted first.
         """
         pin_set = self._sets.get(key)
+        claimed = self._claims.get(key, set())
         if pin_set is not None:
             for namespace in pin_set.namespaces:
                 self._prune(pin_set, namespace, tokens)
+        if self.lower_tier is not None:
+            for namespace in claimed | (set() if pin_set is None else pin_set.namespaces):
+                self._prune_claims(key, namespace, tokens)
+                self.lower_tier.prune(key, namespace, tokens)
 
     def unpin(self, node: Node) -> None:
         """Unpin a page under all keys. The caller also unpins the pages after it."""
@@ -102,6 +139,7 @@ class Pins:
             self._unpin(pin_set, node)
 
     def clear(self) -> None:
+        self._claims.clear()
         for key in list(self._sets):
             self.release(key)
 
@@ -133,6 +171,19 @@ class Pins:
             self._unpin(pin_set, node)
             self._tree.mark_evict_first(node)
 
+    def _prune_claims(self, key: str, namespace: str | None, tokens: Sequence[int]) -> None:
+        match = self._tree.match(namespace, tokens, len(tokens))
+        for node in reversed([*match.nodes, *([match.partial_page] if match.partial_page is not None else [])]):
+            if any(_is_claimed(child, key) for child in node.children.values()):
+                break
+            if node.claims:
+                node.claims.discard(key)
+
+    def _lose_pin(self, pin_set: PinSet, node: Node) -> None:
+        """Unpin a page for lack of memory or time, with a claim in place of the pin."""
+        self.claim(pin_set.key, [node], pin_set.namespaces)
+        self._unpin(pin_set, node)
+
     def _unpin(self, pin_set: PinSet, node: Node) -> None:
         self._tree.unpin(node, pin_set)
         if not pin_set.nodes:
@@ -141,6 +192,10 @@ class Pins:
 
 def _has_pinned_child(node: Node, pin_set: PinSet) -> bool:
     return any(pin_set in child.pins for child in node.children.values())
+
+
+def _is_claimed(node: Node, key: str) -> bool:
+    return (node.claims is not None and key in node.claims) or any(pin_set.key == key for pin_set in node.pins)
 
 
 def _oldest_nodes(pin_set: PinSet, count: int) -> list[Node]:

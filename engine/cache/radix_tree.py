@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,6 +45,10 @@ class Node:
     namespace: str | None = None
     snapshots: dict[int, int] = field(default_factory=dict)
     """Slots of the states after the first tokens of the page, by their number; see ``engine.cache.states``."""
+    claims: set[str] | None = None
+    """Keys that pinned the page until memory ran short, and sequences that were preempted; see ``Pins.claim``."""
+    digest: bytes = b""
+    """Digest of all tokens up to the end of a full page, once a lower tier has asked for it."""
 
 
 class Snapshots(Protocol):
@@ -56,6 +60,34 @@ class Snapshots(Protocol):
 
     def drop(self, node: Node) -> None:
         """Drop the snapshots of a page."""
+        ...
+
+
+class LowerTier(Protocol):
+    """Slower memory that takes what the cache gives up, see ``engine.offloading``."""
+
+    def store_page(self, node: Node, claims: Collection[str]) -> None:
+        """Copy a page that is about to be evicted, and its snapshots, for the keys that claim it."""
+        ...
+
+    def store_state(self, node: Node, offset: int, claims: Collection[str]) -> None:
+        """Copy the snapshot after the first ``offset`` tokens of a page, which is about to be dropped."""
+        ...
+
+    def release(self, key: str) -> None:
+        """Forget what no other key claims."""
+        ...
+
+    def prune(self, key: str, namespace: str | None, tokens: Sequence[int]) -> None:
+        """Forget a key's claims on a branch, given by all its tokens, back to where another branch leaves it."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything."""
+        ...
+
+    def check(self) -> None:
+        """Raise ``RuntimeError`` if the tier is inconsistent."""
         ...
 
 
@@ -136,6 +168,8 @@ class RadixTree:
         self.version = 0
         """Number of changes so far that may lengthen or shorten a match."""
         self.snapshots: Snapshots | None = None
+        self.on_evict: Callable[[Node], None] | None = None
+        """Receiver of each page that is about to be evicted for lack of memory."""
         self._clock = 0
         # Unused, unpinned leaves by age. Entries are not removed when they become outdated, but skipped when popped.
         self._eviction_queue: list[tuple[int, int]] = []
@@ -211,6 +245,8 @@ class RadixTree:
             num_tokens = pin_set.nodes[node]
             self.unpin(node, pin_set)
             self.pin(by, pin_set, num_tokens)
+        if node.claims:
+            by.claims = node.claims | (by.claims or set())
         if self.snapshots is not None:
             self.snapshots.move(node, by)
         self.remove(node)
@@ -284,6 +320,8 @@ class RadixTree:
             last_used, page = heapq.heappop(self._eviction_queue)
             node = self.nodes.get(page)
             if node is not None and node.last_used == last_used and self._is_evictable(node):
+                if self.on_evict is not None:
+                    self.on_evict(node)
                 self.remove(node)
                 return True
         return False

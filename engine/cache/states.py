@@ -15,7 +15,7 @@ ago, pinned pages last; its page stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,6 +25,8 @@ from engine.cache.pages import PagePool
 from engine.cache.radix_tree import Node, RadixTree
 from engine.cache.state_layers import NO_STATE, StateLayer, StateSegment, StateStep
 from engine.device import CPU, DeviceConfig
+
+SlotWriter = Callable[[int], None]
 
 SLOTS_PER_SEQUENCE = 2
 """Slots that a running sequence may need at once: the state that it reads, and the one that it writes."""
@@ -102,6 +104,8 @@ class StatePool:
         """The cached page of each snapshot, by its slot."""
         self._work: list[StateWork] = []
         self._tree: RadixTree | None = None
+        self.on_evict: Callable[[Node, int], None] | None = None
+        """Receiver of each snapshot that is about to be dropped for lack of memory: its page and number of tokens."""
 
     def connect(self, tree: RadixTree) -> None:
         """Keep snapshots at the pages of a tree, which is empty."""
@@ -260,6 +264,18 @@ class StatePool:
             self.slots.incref([state.slot])
             self.add_snapshot(path, state.num_tokens, state.slot, page_size)
 
+    def restore_snapshot(self, path: Sequence[Node], num_tokens: int, page_size: int, write: SlotWriter) -> bool:
+        """Keep a state that a lower tier had as a snapshot of cached pages; return False if there is no slot for it.
+
+        ``write``: writes the state into a slot.
+        """
+        slot = self._allocate()
+        if slot is None:
+            return False
+        write(slot)
+        self.add_snapshot(path, num_tokens, slot, page_size)
+        return True
+
     def move(self, node: Node, by: Node) -> None:
         """Move the snapshots of a page to another one that begins with its tokens."""
         for offset, slot in list(node.snapshots.items()):
@@ -318,8 +334,10 @@ class StatePool:
         if not unread:
             return False
         slot, node = min(unread, key=lambda one: (bool(one[1].pins), pages[one[1].page] > 1, one[1].last_used))
-        del self._nodes[slot]
         [offset] = [offset for offset, other in node.snapshots.items() if other == slot]
+        if self.on_evict is not None:
+            self.on_evict(node, offset)
+        del self._nodes[slot]
         del node.snapshots[offset]
         self._release(slot)
         self._note_change()

@@ -57,6 +57,8 @@ class EngineCore:
         """Lower bound of all requests' deadlines."""
         self._scheduled: list[tuple[Sequence, int]] = []
         """Work of the step that is launched or read now, for the analysis of a failure."""
+        self._is_idle = False
+        """True if the latest schedule was empty although sequences wait."""
         self._stream = create_stream(weights.device_config.device)
         self._recovery = Recovery(name)
         self.timings = Timings()
@@ -66,7 +68,12 @@ class EngineCore:
 
     def _create_scheduler(self) -> Scheduler:
         options = self._options
-        return Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
+        return Scheduler(
+            self.cache,
+            max_running=options.max_running,
+            step_tokens=options.step_tokens,
+            loader=self.runner.loader,
+        )
 
     @property
     def cache(self) -> KVCache:
@@ -80,6 +87,23 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def waits_for_loads(self) -> bool:
+        """True if there is nothing to compute before a load is read or given up, or ``wake_time`` has come."""
+        loader = self.runner.loader
+        return self._is_idle and loader is not None and not loader.has_news and time.monotonic() < self.wake_time
+
+    @property
+    def wake_time(self) -> float:
+        """Time of ``time.monotonic`` at which a core that waits for loads has to go on; infinite without one."""
+        loader = self.runner.loader
+        return self._deadline if loader is None else min(self._deadline, loader.next_deadline)
+
+    def on_load(self, wake: Callable[[], None]) -> None:
+        """Let another thread call ``wake`` after each load."""
+        if self.runner.loader is not None:
+            self.runner.loader.on_read = wake
 
     @property
     def has_results(self) -> bool:
@@ -156,6 +180,10 @@ class EngineCore:
         self._drop_useless_steps()
         self._recovery.bisection = None
 
+    def close(self) -> None:
+        """Stop the threads of the cache's lower tier, and remove its files. Nothing may run any more."""
+        self.runner.close()
+
     def release(self, pin_key: str, tokens: abc.Sequence[int] | None = None) -> None:
         """Drop the pins of a key, or of one branch under it; see ``EngineClient.release``."""
         if tokens is not None:
@@ -184,6 +212,8 @@ class EngineCore:
 
     def step(self) -> None:
         """Launch a step and read the results of the one before it, on a CPU those of the same step."""
+        if self.waits_for_loads and self.runner.loader is not None:
+            self.runner.loader.wait()
         self.launch()
         self.finish()
 
@@ -219,6 +249,7 @@ class EngineCore:
             self._run_next_group()
 
     def _launch(self) -> None:
+        self._is_idle = False
         now = time.monotonic()
         if now >= self._deadline:
             self.cancel(lambda request: request.deadline <= now, "timeout")
@@ -228,6 +259,8 @@ class EngineCore:
         if self.runner.must_read_first(self._scheduler, is_bisecting=self._recovery.bisection is not None):
             return
         schedule = self._scheduler.schedule()
+        # Only sequences that wait for loads can leave nothing to schedule while others wait.
+        self._is_idle = not schedule.scheduled and self._scheduler.num_waiting > 0 and not self.runner.has_steps
         self._scheduled = schedule.scheduled
         for sequence in schedule.over_budget:
             self._send_score(sequence, is_over_budget=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -304,16 +305,19 @@ class LocalEngine:
             _carry_out(commands)
             for core in cores:
                 core.fail(EngineUnavailable(f"the engine has stopped: {self.failure}"))
+                core.close()
             self._outbox.send()
 
     def _serve(self, cores: list[EngineCore]) -> None:
         """Execute commands and step the models until the engine is closed. Raises only for fatal errors."""
         governor = _create_governor(cores)
+        for core in cores:
+            core.on_load(self._notify)
         while True:
             with self._wake:
                 rested = not any(core.has_work for core in cores)
-                while not (self._inbox or self._closed or any(core.has_work for core in cores)):
-                    self._wake.wait()
+                while not (self._inbox or self._closed or any(_can_step(core) for core in cores)):
+                    self._wake.wait(_find_wake_seconds(cores))
                 commands, self._inbox = self._inbox, []
                 closed = self._closed
             if rested and governor is not None:
@@ -329,17 +333,32 @@ class LocalEngine:
                     if governor is not None:
                         governor.step()
                 self._check_invariants(core)
-            for core in _wait_for_any([core for core in cores if core.has_work]):
+            for core in _wait_for_any([core for core in cores if _can_step(core)]):
                 core.finish()
                 self._outbox.send()
                 self._check_invariants(core)
         for core in cores:
             core.fail(EngineUnavailable("the engine was closed"))
+            core.close()
         self._outbox.send()
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify()
 
     def _check_invariants(self, core: EngineCore) -> None:
         if self._options.debug and not core.has_work:
             core.check_invariants()
+
+
+def _can_step(core: EngineCore) -> bool:
+    return core.has_work and not core.waits_for_loads
+
+
+def _find_wake_seconds(cores: Sequence[EngineCore]) -> float | None:
+    """Return the time until a core that waits for loads has to go on; ``None`` without such a time."""
+    wake = min((core.wake_time for core in cores if core.has_work), default=math.inf)
+    return None if wake == math.inf else max(0.0, wake - time.monotonic())
 
 
 def _wait_for_any(cores: Sequence[EngineCore]) -> Sequence[EngineCore]:

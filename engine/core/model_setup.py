@@ -19,6 +19,7 @@ from engine.models.by_transformers.model import TransformersModel
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.interface import Model
 from engine.models.load import choose_decoder, load_model
+from engine.offloading.setup import check_offloading
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError
 from engine.runner.largest_step import run_largest_step
@@ -85,6 +86,7 @@ class ModelWeights:
         keep_freed_memory()
         self.folder = folder
         self.device_config = select_model_device(folder, options)
+        check_offloading(options, self.device_config)
         self.kv_dtype = select_kv_dtype(options.kv_dtype, self.device_config)
         self._is_sized_by_gpu = self.device_config.uses_gpu_kernels and options.kv_tokens is None
         allowed = memory.open(self.device_config.device) if self._is_sized_by_gpu else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.offloading.stats import OffloadingStats
 from engine.scheduler.scheduler import Scheduler
 from engine.speculation.stats import SpeculationStats
 
@@ -32,6 +33,8 @@ class CoreStats:
     """Draft tokens that were accepted, each of which saved a step."""
     scored_tokens: int
     preemptions: int
+    offloading: OffloadingStats | None
+    """Statistics of the cache's lower tier, if it has one."""
 
     @classmethod
     def of(
@@ -61,6 +64,7 @@ class CoreStats:
             accepted_tokens=speculation.accepted if speculation else 0,
             scored_tokens=scored_tokens,
             preemptions=scheduler.num_preemptions,
+            offloading=None if scheduler.loader is None else scheduler.loader.tier.stats,
         )
 
     @property

@@ -11,6 +11,7 @@ Whatever a step in flight reads or writes may be freed: what uses it next is lau
 
 from __future__ import annotations
 
+import time
 from collections import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,9 @@ from engine.core.loaded_model import LoadedModel
 from engine.core.model_setup import ModelWeights, create_speculator
 from engine.device import DeviceEvent, record_event, release_freed_memory
 from engine.models.interface import Batch, UnreadTokens
+from engine.offloading.costs import Costs
+from engine.offloading.loads import Loader
+from engine.offloading.setup import create_loader
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import FinishReason
 from engine.runner.batch import ScheduledSequence, build_batch
@@ -92,6 +96,8 @@ class Step:
     """Indices of the accepted tokens of each draft, once the step is read."""
     outcomes: list[DraftOutcome] = field(default_factory=list)
     """Outcomes of the drafts of branches whose tokens were appended."""
+    launched_at: float = 0.0
+    """Time of ``time.perf_counter`` before the launch."""
 
 
 class StepRunner:
@@ -114,8 +120,12 @@ class StepRunner:
         self.device_config = weights.device_config
         self.speculator = create_speculator(weights.drafter, options, context=model.info.context)
         self.sampler: Sampler = sample_on_gpu if self.device_config.uses_gpu_kernels else sample_on_cpu
+        self.loader: Loader | None = None
+        """Brings prefixes back from the cache's lower tier, if it has one."""
+        self.costs = Costs()
         self.unread: Step | None = None
         """The step whose results are read next."""
+        self._last_step_end = 0.0
         self.num_generated = 0
         self.num_scored = 0
         self.num_pages = num_tokens // options.page_size
@@ -169,8 +179,14 @@ class StepRunner:
         if self.speculator is not None and isinstance(sequence, GenerateSequence):
             self.speculator.release(sequence)
 
+    def close(self) -> None:
+        """Stop the threads of the cache's lower tier, and remove its files."""
+        if self.loader is not None:
+            self.loader.close()
+
     def _create_cache(self) -> None:
         config, options = self.model.config, self._options
+        self.close()
         draft_shapes = () if self.speculator is None else self.speculator.drafter.key_shapes
         self.cache = KVCache(
             layers=[*config.head_shapes, *draft_shapes],
@@ -186,6 +202,7 @@ class StepRunner:
             max_pinned=int(self.num_pages * options.lease_share),
             pin_seconds=options.lease_seconds,
         )
+        self.loader = create_loader(self.cache, options, self.model.info.fingerprint or "", self.costs)
         self._connect()
 
     def _free_forward(self) -> None:
@@ -250,7 +267,9 @@ class StepRunner:
 
     def launch(self, work: StepWork, now: float) -> Step:
         """Launch a step of scheduled sequences and commit it; the step before it may be in flight."""
+        started = time.perf_counter()
         step = self._launch(work)
+        step.launched_at = started
         self._commit(step, now)
         if not step.is_synchronous:
             self._append_unread(step)
@@ -365,11 +384,20 @@ class StepRunner:
         Branches that have ended since the launch are left out.
         """
         step.event.synchronize()
+        self._measure(step)
         sampled = [one for one in step.results.read() if one.sequence.table is not None]
         self.num_scored += step.num_scored
         step.accepted = {one.sequence: find_accepted(one.draft, one.tokens) for one in sampled if one.draft.tokens}
         self._move_accepted(step.accepted)
         return sampled
+
+    def _measure(self, step: Step) -> None:
+        """Note the seconds of a step that is done: from its launch, or from the end of the step before it."""
+        now = time.perf_counter()
+        num_tokens = sum(count for _, count in step.work)
+        if num_tokens > len(step.work):  # else it only decodes
+            self.costs.add_step(num_tokens, now - max(step.launched_at, self._last_step_end))
+        self._last_step_end = now
 
     def _move_accepted(self, accepted: Mapping[Sequence, tuple[int, ...]]) -> None:
         """Move the keys and values of a tree's accepted path to the slots of its tokens in the sequence."""

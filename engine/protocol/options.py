@@ -44,6 +44,27 @@ class EngineOptions:
     step_tokens: int = _define_option(2048, "The maximum number of tokens computed in one step", ge=1)
     lease_share: float = _define_option(0.5, "The share of the KV cache that leases may pin", ge=0, le=1)
     lease_seconds: float = _define_option(600.0, "The number of seconds after which an unused lease ends", gt=0)
+    cache_disk: str | None = _define_option(
+        None,
+        "A folder in which each model keeps the keys, values and states of leased prefixes that memory has no room "
+        "for; they come back when their search goes on, and are removed when the engine ends. Without it they are "
+        "computed again",
+        kind=str,
+        metavar="FOLDER",
+    )
+    """The files tell what was said: they are readable by the engine's user alone."""
+    cache_disk_gb: float | None = _define_option(
+        None,
+        "The size in GiB of each model's files in cache_disk, 10 without it; those used longest ago go first",
+        kind=float,
+        gt=0,
+    )
+    cache_host_gb: float = _define_option(
+        0.0,
+        "The size in GiB of the host's memory in which each model on a GPU keeps such prefixes, before they go to "
+        "cache_disk",
+        ge=0,
+    )
     draft: str = _define_option(
         "off",
         "The drafter of speculative decoding, which changes no result: auto (what ships in the model's folder "

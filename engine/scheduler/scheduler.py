@@ -28,6 +28,7 @@ from operator import attrgetter
 
 from engine.cache.paged_kv import KVCache
 from engine.cache.radix_tree import Match, Node
+from engine.offloading.loads import Loader
 from engine.scheduler.sequence import Request, ScoreSequence, Sequence
 
 MAX_BYPASSES = 128
@@ -40,6 +41,8 @@ _MAX_POSTPONED = 16
 """Maximum number of sequences of one request that are examined without starting before the next request is examined."""
 
 _ARRIVAL_ORDER = attrgetter("order")
+_PREEMPTED = "\0preempted "
+"""Beginning of the keys under which preempted sequences claim their pages; no client's key begins so."""
 
 _PageKey = tuple[Node | str | None, tuple[int, ...]]
 """A page that is being computed: the cached page (or the namespace) before it, and its tokens."""
@@ -71,8 +74,10 @@ class _Admission:
 class Scheduler:
     """The requests of one model: at most ``max_running`` sequences run at once, ``step_tokens`` tokens per step."""
 
-    def __init__(self, cache: KVCache, *, max_running: int, step_tokens: int) -> None:
+    def __init__(self, cache: KVCache, *, max_running: int, step_tokens: int, loader: Loader | None = None) -> None:
+        """``loader``: brings prefixes back from the lower tier of the cache, if it has one."""
         self.cache = cache
+        self.loader = loader
         self.running: dict[Sequence, None] = {}
         """Running sequences in the order of their start."""
         self.num_waiting = 0
@@ -104,10 +109,14 @@ class Scheduler:
         self.running.clear()
         self._queue.clear()
         self.num_waiting = 0
+        if self.loader is not None:
+            self.loader.reset()
 
     def schedule(self) -> Schedule:
         """Choose the work of the next step and reserve its memory."""
         schedule = Schedule()
+        if self.loader is not None:
+            self.loader.poll()
         num_tokens, has_preempted = self._continue_running(schedule)
         if self._queue and num_tokens > 0 and not has_preempted:
             self._admit(schedule, num_tokens)
@@ -129,6 +138,7 @@ class Scheduler:
         """Remove all sequences of a request."""
         self._set_waiting(request, [])
         for sequence in request.sequences:
+            self._end_waiting(sequence)
             if sequence.table is not None:
                 self.finish(sequence)
 
@@ -151,6 +161,8 @@ class Scheduler:
             raise RuntimeError("the queue is not sorted, or contains a request without waiting sequences")
         if len(waiting) != self.num_waiting or any(sequence.table is not None for sequence in waiting):
             raise RuntimeError("num_waiting is wrong, or a waiting sequence has a page table")
+        if self.loader is not None:
+            self.loader.check([sequence.loads for sequence in waiting])
         if len(self.running) > self._max_running or self.cache.num_tables != len(self.running):
             raise RuntimeError("the open page tables are not those of the running sequences")
         for sequence in self.running:
@@ -218,8 +230,18 @@ class Scheduler:
             raise RuntimeError("a sequence that runs alone does not fit into the pool")
         victim = min(others, key=lambda other: (other.request.priority, self._count_lost_pages(other), -other.order))
         self.finish(victim)
+        if self.loader is not None:
+            self._claim(victim)
         self._set_waiting(victim.request, sorted([*victim.request.waiting, victim], key=_ARRIVAL_ORDER))
         self.num_preemptions += 1
+
+    def _claim(self, victim: Sequence) -> None:
+        """Let the lower tier take the pages of a preempted sequence, if they are evicted before it runs again."""
+        victim.claim = f"{_PREEMPTED}{victim.order}"
+        match = self.cache.tree.match(victim.request.namespace, victim.tokens, victim.num_computed)
+        self.cache.pins.claim(victim.claim, match.nodes)
+        if match.partial_page is not None:
+            self.cache.pins.claim(victim.claim, [match.partial_page])
 
     def _count_lost_pages(self, sequence: Sequence) -> int:
         """Return how many pages only this sequence and the tree hold: memory is short, so they would be evicted."""
@@ -256,17 +278,52 @@ class Scheduler:
                 postponed.append(sequence)
                 admission.num_candidates -= 1
                 continue
+            if self._must_wait_for_load(sequence, match):
+                postponed.append(sequence)
+                admission.num_candidates -= 1
+                continue
             # One page in reserve for each running sequence: without it, the new one would soon be preempted.
             reserve = admission.reserved_pages + len(self.running)
             if self.running and not self.cache.has_room(match, len(sequence.tokens) + 1, reserve):
                 can_continue = False
                 break
+            match = self._restore(sequence, match)
+            if self._must_wait_for_load(sequence, match):  # for the next part of a long prefix
+                postponed.append(sequence)
+                admission.num_candidates -= 1
+                continue
             num_started += 1
             admission.num_tokens -= self._start(sequence, match, admission.num_tokens, schedule)
             if sequence.table is not None:
                 self._register_pending_page(sequence, admission)
         self._set_waiting(request, postponed + request.waiting[num_started + len(postponed) :])
         return can_continue
+
+    def _must_wait_for_load(self, sequence: Sequence, match: Match) -> bool:
+        """Return True if the prefix of a sequence goes on in the lower tier and is being loaded."""
+        if self.loader is None:
+            return False
+        namespace = sequence.request.namespace
+        return self.loader.must_wait(
+            sequence.loads, match, namespace=namespace, tokens=sequence.tokens, limit=sequence.max_cached
+        )
+
+    def _restore(self, sequence: Sequence, match: Match) -> Match:
+        """Put what was loaded for a sequence into the cache; return its match then."""
+        if self.loader is None or not self.loader.restore(sequence.loads, match, sequence.request.namespace):
+            return match
+        before = match.num_tokens
+        match = self._match(sequence)
+        self.loader.tier.stats.tokens_loaded += max(0, match.num_tokens - before)
+        return match
+
+    def _end_waiting(self, sequence: Sequence) -> None:
+        """Forget the load and the claim of a sequence that waits no more."""
+        if self.loader is not None:
+            self.loader.forget(sequence.loads)
+        if sequence.claim is not None:
+            self.cache.pins.release(sequence.claim)
+            sequence.claim = None
 
     def _rank_requests(self) -> list[Request]:
         """Return the requests in the queue's window in the order in which they should start."""
@@ -314,6 +371,7 @@ class Scheduler:
         """Start a waiting sequence with at most ``num_tokens`` tokens; return how many are scheduled."""
         table = self.cache.open_table(match, sequence.request.namespace, wanted=(sequence.max_cached,))
         sequence.match = None
+        self._end_waiting(sequence)
         num_needed = len(sequence.tokens) - table.num_cached_tokens
         if sequence.num_cached is None:
             sequence.num_cached = table.num_cached_tokens

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from engine.adapters.invocation import TaggedTokens
 from engine.cache.paged_kv import PageTable
 from engine.cache.radix_tree import Match
+from engine.offloading.loads import SequenceLoads
 from engine.protocol.types import Branch, Completion, Delta, EngineError, SamplingParams, ScoreResult, TokenLogprob
 from engine.sampling.grammar import Grammar, Words
 from engine.sampling.logits_processors import Ints, LogitsRow, Penalties
@@ -88,6 +89,10 @@ class Sequence:
     """First position at which the adapter is active."""
     is_probed: bool = False
     """True if the request asks for scores of the model's probe."""
+    loads: SequenceLoads = field(default_factory=SequenceLoads)
+    """Load of its prefix from a lower tier while it waits."""
+    claim: str | None = None
+    """Key under which its pages are claimed after a preemption, until it runs again."""
     error: EngineError | None = None
     """Reason why this sequence alone cannot go on; it ends once the results of its step are read."""
 

@@ -56,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
             continue
         if option.default is not None:
             help_text += " (default: %(default)s)"
-        value: dict[str, Any] = {"metavar": "DRAFTER"}
+        value: dict[str, Any] = {"metavar": metadata.get("metavar", "DRAFTER")}
         if "choices" in metadata:
             value = {"choices": metadata["choices"]}
         elif kind is not str:

@@ -32,6 +32,26 @@ _COUNTERS = {
     "scored_tokens": ("scored_tokens", "Tokens forwarded for score requests."),
     "preemptions": ("preemptions", "Sequences that lost their pages and started again."),
 }
+_OFFLOADING_GAUGES = {
+    "host_bytes": ("offload_host_bytes", "Bytes of evicted prefixes in host memory."),
+    "disk_bytes": ("offload_disk_bytes", "Bytes of evicted prefixes on disk."),
+}
+_OFFLOADING_COUNTERS = {
+    "pages_written": ("offload_pages_written", "Evicted pages and states that the lower tier took."),
+    "pages_loaded": ("offload_pages_loaded", "Pages and states that came back from it."),
+    "pages_dropped": (
+        "offload_pages_dropped",
+        "Pages and states that it had no room for, or that newer ones replaced.",
+    ),
+    "pages_lost": ("offload_pages_lost", "Pages and states whose file was missing or damaged."),
+    "bytes_written": ("offload_bytes_written", "Bytes that the lower tier took."),
+    "bytes_loaded": ("offload_bytes_loaded", "Bytes that came back from it."),
+    "write_seconds": ("offload_write_seconds", "Seconds spent on writing files."),
+    "load_seconds": ("offload_load_seconds", "Seconds spent on reading files and on copies into the cache."),
+    "write_failures": ("offload_write_failures", "Files that could not be written; nothing is after the first."),
+    "loads_skipped": ("offload_loads_skipped", "Prefixes computed although they were there, as loading takes longer."),
+    "tokens_loaded": ("offload_tokens_loaded", "Tokens that came back instead of being computed."),
+}
 _SPECULATION_COUNTERS = {
     "drafted": ("drafted_tokens", "Draft tokens verified."),
     "accepted": ("accepted_tokens", "Draft tokens accepted, each of which saved a step."),
@@ -59,6 +79,9 @@ class EngineCollector(Collector):
         stats = [([model], numbers) for model, numbers in self._engine.stats().items()]
         yield from _iterate_families(GaugeMetricFamily, _GAUGES, stats)
         yield from _iterate_families(CounterMetricFamily, _COUNTERS, stats)
+        tiers = [([model], one.offloading) for model, one in self._engine.stats().items() if one.offloading is not None]
+        yield from _iterate_families(GaugeMetricFamily, _OFFLOADING_GAUGES, tiers)
+        yield from _iterate_families(CounterMetricFamily, _OFFLOADING_COUNTERS, tiers)
         drafting = [([model, numbers.drafter], numbers) for model, numbers in self._engine.speculation_stats().items()]
         yield from _iterate_families(CounterMetricFamily, _SPECULATION_COUNTERS, drafting, "drafter")
         yield from _iterate_families(HistogramMetricFamily, _SPECULATION_HISTOGRAMS, drafting, "drafter")

@@ -46,6 +46,9 @@ class CommonEngineOptions:
     engine_device: Annotated[str | None, _create_option("engine_device")] = None
     engine_kv_dtype: Annotated[str | None, _create_option("engine_kv_dtype")] = None
     engine_gpu_memory_utilization: Annotated[float | None, _create_option("engine_gpu_memory_utilization")] = None
+    engine_cache_disk: Annotated[str | None, _create_option("engine_cache_disk")] = None
+    engine_cache_disk_gb: Annotated[float | None, _create_option("engine_cache_disk_gb")] = None
+    engine_cache_host_gb: Annotated[float | None, _create_option("engine_cache_host_gb")] = None
     draft: Annotated[str | None, _create_option("draft")] = None
     probe: Annotated[str | None, _create_option("probe")] = None
     adapter: Annotated[

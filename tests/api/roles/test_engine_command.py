@@ -19,7 +19,7 @@ from workers.config.types import ConfigError
 
 
 def test_configured_sizes_are_passed_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = (640, 6, 8, 3, 50, 0.25, 9.0, True, "cpu", "float32", "int8", 0.5, True, 1)
+    values = (640, 6, 8, 3, 50, 0.25, 9.0, "disk", 2.5, 0.5, True, "cpu", "float32", "int8", 0.5, True, 1)
     sizes = dict(zip(ENGINE_SETTINGS, values, strict=True))
     settings = load_settings(**{f"engine_{name}": size for name, size in sizes.items()})
     command = engine_command(settings, ["--port", "0"])

@@ -50,6 +50,7 @@ def test_every_engine_option_is_a_command_line_option(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("engine.server.app.LocalEngine", refuse)
     switches = {"draft": "ngram", "draft_length": 5, "deterministic": True, "debug": True, "strict_config": True}
+    switches |= {"cache_disk": "/disk", "cache_disk_gb": 2.5, "cache_host_gb": 0.5}
     wanted = EngineOptions(640, 8, 3, 50, 128, lease_share=0.25, lease_seconds=9.0, **switches)  # type: ignore[arg-type]
     options = [
         f"--{name}" if value is True else f"--{name}={value}"
