@@ -36,7 +36,7 @@ class _Written(NamedTuple):
 
     group: FileGroup
     seconds: float
-    error: OSError | None
+    error: Exception | None
 
 
 class DiskStore:
@@ -173,7 +173,7 @@ class DiskStore:
         if done.error is not None:
             self._stats.write_failures += 1
             if self.failure is None:
-                self.failure = done.error.strerror or repr(done.error)
+                self.failure = getattr(done.error, "strerror", None) or repr(done.error)
                 _log.error("the cache on disk is not written to any more: %s: %s", self._folder.path, self.failure)
 
     def _drop_group(self, group: FileGroup) -> None:
@@ -199,10 +199,10 @@ class DiskStore:
         while (item := self._queue.get()) is not None:
             group, contents = item
             started = time.perf_counter()
-            error: OSError | None = None
+            error: Exception | None = None
             try:
                 self._write(Path(group.path), contents)
-            except OSError as failure:
+            except Exception as failure:  # the engine's thread logs it
                 error = failure
             self._written.append(_Written(group, time.perf_counter() - started, error))
             self._queue.task_done()

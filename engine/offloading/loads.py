@@ -307,18 +307,25 @@ class Loader:
     def _read_loads(self) -> None:
         while (load := self._queue.get()) is not None:
             started = time.perf_counter()
-            for path, records in load.reads:
-                if load.is_over:
-                    break
-                for record, data in zip(records, read_records(Path(path), self._layout, records), strict=True):
-                    if isinstance(data, RecordLost):
-                        load.lost.append(data)
-                    else:
-                        load.data[record.name] = torch.from_numpy(data)
+            try:
+                self._read_files(load)
+            except Exception as error:  # whatever it is: what was not read is computed
+                _log.exception("a load failed")
+                load.lost.append(RecordLost(repr(error)))
             load.seconds = time.perf_counter() - started
             self._read.append(load)
             self._has_read.set()
             self.on_read()
+
+    def _read_files(self, load: Load) -> None:
+        for path, records in load.reads:
+            if load.is_over:
+                break
+            for record, data in zip(records, read_records(Path(path), self._layout, records), strict=True):
+                if isinstance(data, RecordLost):
+                    load.lost.append(data)
+                else:
+                    load.data[record.name] = torch.from_numpy(data)
 
     @property
     def _layout(self) -> bytes:

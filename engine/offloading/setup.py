@@ -20,7 +20,6 @@ from engine.offloading.tier import OffloadingTier
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError
 
-
 _DEFAULT_DISK_GB = 10.0
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from engine.core import model_setup
 from engine.core.engine_core import EngineCore
@@ -25,7 +24,6 @@ from engine.offloading.run_folder import GIB
 from engine.offloading.stats import OffloadingStats
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion
-from engine.server.metrics import EngineCollector
 from tests.engine.conftest import Checkpoints
 from tests.engine.gpu import emulate_gpu
 from tests.engine.helpers import Harness, generate, qwen3_for
@@ -390,22 +388,3 @@ async def complete(engine: LocalEngine, search: int, prompt: tuple[int, ...], co
     request = generate(prompt, [branch], request_id=f"{search}", pin_key=f"search {search}", ignore_eos=True)
     [completion] = [event async for event in engine.generate(request) if isinstance(event, Completion)]
     return tuple(map(int, completion.token_ids))
-
-
-async def test_metrics_count_what_goes_down_and_comes_back(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    engine = LocalEngine({"m": checkpoints("qwen3")}, replace(SMALL, cache_disk=str(tmp_path)))
-    try:
-        parked = [await complete(engine, search, create_prompt(search), FIRST) for search in range(SEARCHES)]
-        await complete(engine, 0, (*create_prompt(0), *parked[0]), SECOND)
-        registry = CollectorRegistry()
-        registry.register(EngineCollector(engine))
-        numbers = {
-            name: registry.get_sample_value(f"reasoner_engine_offload_{name}", {"model": "m"})
-            for name in ("pages_written_total", "pages_loaded_total", "tokens_loaded_total", "pages_lost_total")
-        }
-        assert numbers["pages_written_total"]
-        assert numbers["pages_loaded_total"] == 6
-        assert numbers["tokens_loaded_total"] == PROMPT + FIRST - 1
-        assert numbers["pages_lost_total"] == 0
-    finally:
-        await engine.close()

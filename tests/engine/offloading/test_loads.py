@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.offloading import loads, record_file
-from engine.offloading.loads import LOAD_SECONDS, Loader
+from engine.offloading.loads import LOAD_SECONDS, Loader, SequenceLoads
 from engine.scheduler.scheduler import Scheduler
 from tests.engine.offloading.test_random_operations import WaitingScheduler
 from tests.engine.offloading.tiers import add_tier, flush, list_files
@@ -186,3 +186,52 @@ def test_check_finds_a_record_that_is_nowhere(small: Small) -> None:
     with pytest.raises(RuntimeError):
         small.cache.check()
     small.loader.tier.index.remove(record)
+
+
+def test_a_page_that_is_lost_between_others_ends_what_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.offloading.disk_store.GROUP_BYTES", 1)
+    small = Small(tmp_path)
+    tokens = path(0, pages=4)
+    small.compute(tokens, "search")
+    small.fill()
+    flush(small.loader)
+    list_files(tmp_path)[2].unlink()  # pages are evicted from the end: this is the second one
+    assert small.compute(tokens) == 3 * PAGE
+    small.loader.close()
+
+
+def test_pages_that_were_computed_meanwhile_are_not_restored_behind_themselves(small: Small) -> None:
+    tokens = path(0, pages=4)
+    small.compute(tokens, "search")
+    small.fill()
+    flush(small.loader)
+    loader, own = small.loader, SequenceLoads()
+    match = small.cache.match_prefix(tokens, len(tokens))
+    assert loader.must_wait(own, match, None, tokens, len(tokens))
+    loader.wait()
+    small.scheduler = Scheduler(small.cache, max_running=8, step_tokens=64)
+    small.compute(tokens[: 2 * PAGE])
+    loader.poll()
+    assert loader.restore(own, small.cache.match_prefix(tokens, len(tokens)), None)
+    small.check()
+    assert small.loader.tier.stats.pages_loaded == 2
+    assert small.compute(tokens) == 1
+
+
+def test_pages_that_left_while_a_sequence_waited_for_room_are_loaded_with_the_others(small: Small) -> None:
+    tokens = path(0, pages=4)
+    small.compute(tokens, "search")
+    small.cache.pins.evict_oldest_pins()
+    for _ in range(2):
+        small.cache.tree.evict()
+    loader, own = small.loader, SequenceLoads()
+    assert not loader.must_wait(own, small.cache.match_prefix(tokens, len(tokens)), None, tokens, len(tokens))
+    with_loads, small.scheduler = small.scheduler, Scheduler(small.cache, max_running=8, step_tokens=64)
+    small.fill()
+    small.scheduler = with_loads
+    flush(loader)
+    assert loader.restore(own, small.cache.match_prefix(tokens, len(tokens)), None)
+    assert small.loader.tier.stats.pages_loaded == 0
+    assert small.compute(tokens) == 1
