@@ -172,8 +172,10 @@ class Pins:
             self._tree.mark_evict_first(node)
 
     def _prune_claims(self, key: str, namespace: str | None, tokens: Sequence[int]) -> None:
-        match = self._tree.match(namespace, tokens, len(tokens))
-        for node in reversed([*match.nodes, *([match.partial_page] if match.partial_page is not None else [])]):
+        path = self._tree.match(namespace, tokens, len(tokens)).nodes
+        last = path[-1] if path else self._tree.root(namespace)
+        partial = last.children.get(tuple(tokens[len(path) * self._tree.page_size :]))
+        for node in reversed(path if partial is None else [*path, partial]):
             if any(_is_claimed(child, key) for child in node.children.values()):
                 break
             if node.claims:

@@ -2,7 +2,7 @@
 
 ```
 magic   layout   parent   kind   tokens   bytes   checksum | tokens      | data
-8       32       32       1      4        8       32       | 4 each      | ...
+8       32       32       1      4        8       32       | 8 each      | ...
 ```
 
 ``layout`` stands for the model, its weights, the dtype of its cache and the shapes and size of its pages; ``parent`` is

@@ -63,15 +63,16 @@ class Record:
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
-    """Return tokens as bytes that sort as they do and of which a prefix is one, too."""
-    return np.array(tokens, dtype=">u4").tobytes()
+    """Return tokens, which may carry an adapter's tag, as bytes that sort as they do."""
+    return np.array(tokens, dtype=">u8").tobytes()
 
 
 def unpack_tokens(packed: bytes) -> tuple[int, ...]:
-    return tuple(np.frombuffer(packed, dtype=">u4").tolist())
+    return tuple(np.frombuffer(packed, dtype=">u8").tolist())
 
 
-TOKEN_BYTES = 4
+TOKEN_BYTES = 8
+"""Bytes of a packed token."""
 
 
 class DigestChain:

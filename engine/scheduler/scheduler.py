@@ -238,7 +238,7 @@ class Scheduler:
     def _claim(self, victim: Sequence) -> None:
         """Let the lower tier take the pages of a preempted sequence, if they are evicted before it runs again."""
         victim.claim = f"{_PREEMPTED}{victim.order}"
-        match = self.cache.tree.match(victim.request.namespace, victim.tokens, victim.num_computed)
+        match = self.cache.tree.match(victim.request.namespace, victim.cache_keys, victim.num_computed)
         self.cache.pins.claim(victim.claim, match.nodes)
         if match.partial_page is not None:
             self.cache.pins.claim(victim.claim, [match.partial_page])
@@ -305,7 +305,7 @@ class Scheduler:
             return False
         namespace = sequence.request.namespace
         return self.loader.must_wait(
-            sequence.loads, match, namespace=namespace, tokens=sequence.tokens, limit=sequence.max_cached
+            sequence.loads, match, namespace=namespace, tokens=sequence.cache_keys, limit=sequence.max_cached
         )
 
     def _restore(self, sequence: Sequence, match: Match) -> Match:

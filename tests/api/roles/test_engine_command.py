@@ -26,7 +26,7 @@ def test_configured_sizes_are_passed_to_the_engine(monkeypatch: pytest.MonkeyPat
     threads: list[int] = []
     asked: list[EngineOptions] = []
 
-    def refuse(models: object, options: EngineOptions, templates: object) -> None:
+    def refuse(models: object, options: EngineOptions, templates: object, adapters: object) -> None:
         asked.append(options)
         raise EngineError("enough")
 
