@@ -1,9 +1,9 @@
 """``python -m prm``: the process of ``reasoner prm train``.
 
-Its argument is a JSON object of ``TrainPlan``'s fields, or of ``ProbePlan``'s and ``"probe": true``. It writes JSON
-lines: ``{"done", "total", "next"}`` as progress, then ``{"result"}``, or ``{"error", "usage"}`` with exit status 1 on
-failure (``usage`` is true if the request was invalid). SIGTERM ends it after the current step, with a checkpoint of a
-PRM.
+Its argument is a JSON object of ``TrainPlan``'s fields, of ``ProbePlan``'s and ``"probe": true``, or of
+``AdapterPlan``'s and ``"adapter": true``. It writes JSON lines: ``{"done", "total", "next"}`` as progress, then
+``{"result"}``, or ``{"error", "usage"}`` with exit status 1 on failure (``usage`` is true if the request was invalid).
+SIGTERM ends it after the current step, with a checkpoint of a PRM or an adapter.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from engine.protocol.types import EngineError
 from engine.threads.processors import choose_threads
 from prm.records import BadRecord
+from prm.training.adapter import AdapterPlan, train_adapter
 from prm.training.probe import ProbePlan, TrainedProbe, train_probe
 from prm.training.train import Trained, TrainPlan, train
 
@@ -35,6 +36,8 @@ def main() -> int:
         trained: Trained | TrainedProbe | None
         if request.pop("probe", False):
             trained = train_probe(ProbePlan(**request), _report_progress, stopped.is_set)
+        elif request.pop("adapter", False):
+            trained = train_adapter(AdapterPlan(**request), _report_progress, stopped.is_set)
         else:
             trained = train(TrainPlan(**request), _report_progress, stopped.is_set)
     except (BadRecord, EngineError) as error:

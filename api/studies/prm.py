@@ -111,76 +111,109 @@ def rollouts(
 def train(
     context: typer.Context,
     data: Annotated[Path, typer.Argument(help="File that `reasoner prm rollouts` wrote.", exists=True, dir_okay=False)],
-    out: Annotated[Path, typer.Argument(help="Folder of the PRM or the probe; it must not exist yet.")],
+    out: Annotated[Path, typer.Argument(help="Folder of the PRM, adapter or probe; it must not exist yet.")],
     base: Annotated[
         str,
-        typer.Option(help="Base of the PRM, or the policy of the probe: a folder, a bundled model, or a GGUF file."),
+        typer.Option(
+            help="Base of the PRM, or the policy of the probe or adapter: a folder, a bundled model, or a GGUF file."
+        ),
     ] = "policy",
     probe: Annotated[
         bool, typer.Option("--probe", help="Fit a head on the hidden states of the policy that made DATA instead.")
     ] = False,
+    lora: Annotated[
+        bool, typer.Option("--lora", help="Train a LoRA adapter of the policy that made DATA to judge it instead.")
+    ] = False,
+    alora: Annotated[
+        bool, typer.Option("--alora", help="The same, activated behind the branch alone: it reads the policy's keys.")
+    ] = False,
     hidden: Annotated[int, typer.Option(min=0, max=4096, help="Units of a probe's hidden layer; 0: linear.")] = 0,
+    rank: Annotated[int, typer.Option(min=1, max=256, help="Rank of an adapter.")] = 16,
+    invocation: Annotated[
+        str, typer.Option(help="Text behind a branch that asks an adapter for Yes or No; \\n is a line break.")
+    ] = "\\n\\n?",
     labels: Annotated[
         Literal["soft", "hard", "outcome"],
-        typer.Option(
-            help="soft: share of right completions; hard: 1 if any is right; outcome: of the solution (probes only)."
-        ),
+        typer.Option(help="soft: share of right completions; hard: 1 if any is right; outcome: of the solution."),
     ] = "soft",
     separator: Annotated[str, typer.Option(help="Text after each step; \\n is a line break.")] = "\\n\\n",
     epochs: Annotated[int, typer.Option(min=1, max=1000)] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Solutions in an optimizer step.")] = 32,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Padded tokens of a forward pass.")] = 8192,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longer solutions lose their last steps.")] = 4096,
-    rate: Annotated[float, typer.Option(min=1e-9, max=1, help="Highest learning rate.")] = 1e-5,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=1e-9, max=1, help="Highest learning rate; default 1e-5, of an adapter 3e-4."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help=_DEVICE)] = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Train a PRM on labelled steps. The same command continues an interrupted run from its checkpoint in OUT.work.
 
-    With --probe, fit a probe instead: a head on the policy's own hidden states, in minutes on a CPU.
+    With --alora or --lora, train an adapter of the policy to judge its own branches; with --probe, fit a head on the
+    policy's own hidden states, in minutes on a CPU.
     """
-    _check_train_options(context, is_probe=probe, labels=labels)
+    kind = _find_kind(probe=probe, lora=lora, alora=alora)
+    _check_train_options(context, kind, labels)
     request: dict[str, Any] = {
         "base": str(require_model_folder(base, "base")),
         "data": str(data),
         "out": str(out),
         "labels": labels,
+        "seed": seed,
     }
-    if probe:
-        request |= {"probe": True, "hidden": hidden, "seed": seed}
-        document = compute("prm", request, Console(stderr=True))
-        print_json(document) if as_json else _print_probe(document)
-        return
-    request |= {
+    values = {
+        "hidden": hidden,
+        "rank": rank,
+        "invocation": invocation.replace("\\n", "\n"),
         "separator": separator.replace("\\n", "\n"),
         "epochs": epochs,
         "batch": batch,
         "batch_tokens": batch_tokens,
         "max_tokens": max_tokens,
         "rate": rate,
-        "seed": seed,
         "device": device,
     }
-    document = compute("prm", request, Console(stderr=True), grace=_SAVE_SECONDS)
-    print_json(document) if as_json else _print_prm(document)
+    request |= {name: values[name] for name in _TRAIN_OPTIONS[kind] if values[name] is not None}
+    if kind != "prm":
+        request |= {"probe": True} if probe else {"adapter": True, "is_activated": alora}
+    grace = {} if probe else {"grace": _SAVE_SECONDS}
+    document = compute("prm", request, Console(stderr=True), **grace)
+    if as_json:
+        print_json(document)
+    else:
+        _print_probe(document) if probe else _print_trained(document, "PRM" if kind == "prm" else "adapter")
 
 
-def _check_train_options(context: typer.Context, *, is_probe: bool, labels: str) -> None:
+_LOOP_OPTIONS = "epochs", "batch", "batch_tokens", "max_tokens", "rate", "device"
+_TRAIN_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "prm": ("separator", *_LOOP_OPTIONS),
+    "adapter": ("rank", "invocation", *_LOOP_OPTIONS),
+    "probe": ("hidden",),
+}
+"""Options of each kind of training, by their names in its plan."""
+
+
+def _find_kind(*, probe: bool, lora: bool, alora: bool) -> str:
+    """Return the key of ``_TRAIN_OPTIONS`` for these flags, of which one may be given."""
+    if probe + lora + alora > 1:
+        raise typer.BadParameter("give one of --probe, --lora and --alora")
+    return "probe" if probe else "adapter" if lora or alora else "prm"
+
+
+def _check_train_options(context: typer.Context, kind: str, labels: str) -> None:
     """Refuse options of the command line that would be ignored."""
-    others = (
-        ("hidden",)
-        if not is_probe
-        else ("separator", "epochs", "batch", "batch_tokens", "max_tokens", "rate", "device")
-    )
-    for name in others:
+    for name in dict.fromkeys(name for names in _TRAIN_OPTIONS.values() for name in names):
         source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            what = "a PRM's, leave it out with" if is_probe else "a probe's, give it with"
-            raise typer.BadParameter(f"this option is {what} --probe", param_hint=f"--{name.replace('_', '-')}")
-    if labels == "outcome" and not is_probe:
+        if name not in _TRAIN_OPTIONS[kind] and source is not None and source.name == "COMMANDLINE":
+            owners = " or ".join(other for other, names in _TRAIN_OPTIONS.items() if name in names)
+            raise typer.BadParameter(
+                f"this option is for training of: {owners}; leave it out here", param_hint=f"--{name.replace('_', '-')}"
+            )
+    if labels == "outcome" and kind == "prm":
         raise typer.BadParameter(
-            "a PRM is trained on soft or hard labels, and outcomes are a probe's", param_hint="--labels"
+            "a PRM is trained on soft or hard labels; outcomes are for probes and adapters", param_hint="--labels"
         )
 
 
@@ -336,10 +369,10 @@ def _report_bad_records(argument: str) -> Iterator[None]:
         raise typer.BadParameter(str(error), param_hint=argument) from None
 
 
-def _print_prm(document: Any) -> None:
-    """Print the result of the training of a PRM."""
+def _print_trained(document: Any, kind: str) -> None:
+    """Print the result of the training of a PRM or an adapter."""
     validation = document["validation"]
-    view = Table("PRM", "examples", "held out", "loss", "AUC", "AUC within questions", "seconds")
+    view = Table(kind, "examples", "held out", "loss", "AUC", "AUC within questions", "seconds")
     metrics = [
         f"{validation['loss']:.4f}",
         _format_share(validation["auc"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from engine.adapters.config import AdapterConfig, read_adapter_config
 from engine.protocol.types import EngineError
 from engine.weights.safetensors import inner_name
 
+JUDGE_FILE = "reasoner_judge.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _FLOATS = torch.float32, torch.float16, torch.bfloat16
@@ -35,6 +37,8 @@ class Adapter:
     name: str
     folder: Path
     config: AdapterConfig
+    extra: dict[str, object]
+    """Entries of ``ModelInfo.extra``: how a verifier asks it, if it is one."""
     factors: dict[str, Factors]
     """Matrices by the name of the module, such as ``model.layers.0.self_attn.q_proj``; those not yet taken."""
     parameters: int = field(init=False)
@@ -91,7 +95,22 @@ def read_adapter(name: str, folder: Path) -> Adapter:
         factors[module] = Factors(down, up * config.find_scale(module))
     if not factors:
         raise EngineError(f"{folder / WEIGHTS_FILE} has no matrices")
-    return Adapter(name, folder, config, factors)
+    return Adapter(name, folder, config, extra=_read_extra(folder), factors=factors)
+
+
+def _read_extra(folder: Path) -> dict[str, object]:
+    """Return the entry of a verifier's folder, whose tokens ``reasoner prm train --alora`` wrote."""
+    path = folder / JUDGE_FILE
+    if not path.exists():
+        return {}
+    try:
+        judge = json.loads(path.read_text(encoding="utf-8"))
+        tokens = [*judge["invocation"], judge["positive"], judge["negative"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EngineError(f"{path} is not readable: {error!r}; train the adapter again, or remove the file") from None
+    if not judge["invocation"] or not all(type(token) is int and token >= 0 for token in tokens):
+        raise EngineError(f"{path} must have the token ids invocation (a list), positive and negative")
+    return {"reasoner_judge": judge}
 
 
 def _read_tensors(path: Path) -> dict[tuple[str, str], Tensor]:

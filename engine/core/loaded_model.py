@@ -110,6 +110,7 @@ class LoadedModel:
                 id=adapter.name,
                 parent=self.info.id,
                 invocation=tokens,
+                extra=adapter.extra,
                 parameters=self.info.parameters + adapter.parameters,
                 fingerprint=self.info.fingerprint and fingerprint(adapter.folder, config=CONFIG_FILE),
                 probe=None,  # which was fitted on states that adapters change
