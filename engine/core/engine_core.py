@@ -92,7 +92,9 @@ class EngineCore:
     def waits_for_loads(self) -> bool:
         """True if there is nothing to compute before a load is read or given up, or ``wake_time`` has come."""
         loader = self.runner.loader
-        return self._is_idle and loader is not None and not loader.has_news and time.monotonic() < self.wake_time
+        if loader is None or not self._is_idle or loader.has_news or not loader.is_reading:
+            return False
+        return time.monotonic() < self.wake_time
 
     @property
     def wake_time(self) -> float:

@@ -270,6 +270,7 @@ class LocalEngine:
         # All computation, loading included, is on this one thread: OpenMP keeps a thread pool for each calling thread,
         # and once the pools have more threads than there are processors, their threads sleep between two operators,
         # which halves the speed.
+        served: dict[str, EngineCore] = {}
         try:
             memory = GpuMemory(self._options.gpu_memory_utilization)
             weights: list[ModelWeights] = []
@@ -286,12 +287,13 @@ class LocalEngine:
                             adapters=None if weights else self._adapters,
                         )
                     )
-            served: dict[str, EngineCore] = {}
             for one in weights:
                 with name_checkpoint(Path(models[one.name])):
                     served[one.name] = EngineCore(one.name, one.folder, self._options, one)
             loaded.set_result(served)
         except Exception as error:
+            for core in served.values():
+                core.close()
             loaded.set_exception(error)
             return
         cores = list(loaded.result().values())

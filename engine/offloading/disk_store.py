@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 GROUP_BYTES = 4 << 20
 """Size from which a group of records is written, unless the writer has nothing else to do before."""
+CLOSE_SECONDS = 5.0
+"""Time after which a writer that a disk keeps waiting is left behind."""
 MAX_QUEUED_BYTES = 128 << 20
 """Bytes that may wait to be written; beyond it records are dropped."""
 _MAX_QUEUED_GROUPS = 1024
@@ -127,7 +129,7 @@ class DiskStore:
             except queue.Empty:
                 break
         self._queue.put(None)
-        self._writer.join()
+        self._writer.join(CLOSE_SECONDS)
         self._folder.remove()
 
     def check(self) -> None:

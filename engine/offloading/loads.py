@@ -23,6 +23,7 @@ from torch import Tensor
 from engine.cache.paged_kv import KVCache, RestoredPage
 from engine.cache.radix_tree import Match, Node
 from engine.offloading.costs import Costs
+from engine.offloading.disk_store import CLOSE_SECONDS
 from engine.offloading.page_bytes import SlotBytes
 from engine.offloading.record_file import RecordLost, StoredRecord, read_records
 from engine.offloading.records import RecordName, unpack_tokens
@@ -81,6 +82,8 @@ class Loader:
         """Loads that are not over, by their first record."""
         self._queue: queue.Queue[Load | None] = queue.Queue(MAX_LOADS + 1)
         tier.on_clear = self.reset
+        self._is_stuck = False
+        """True after a load was given up, until the reader has read another one."""
         self._read: deque[Load] = deque()  # at most as many as loads
         self._has_read = threading.Event()
         self._reader = threading.Thread(target=self._read_loads, name="cache reader", daemon=True)
@@ -90,6 +93,11 @@ class Loader:
     def has_news(self) -> bool:
         """True if a load was read since ``poll``. May be read from another thread."""
         return bool(self._read)
+
+    @property
+    def is_reading(self) -> bool:
+        """True if the reader has something to do, and will call ``on_read``."""
+        return not self._queue.empty() or any(not load.is_read for load in self._loads.values())
 
     @property
     def next_deadline(self) -> float:
@@ -127,7 +135,7 @@ class Loader:
                 return True
             _log.warning("a load took longer than %g s and is computed instead", LOAD_SECONDS)
             self._leave(own)
-            own.num_rounds = MAX_ROUNDS
+            own.num_rounds, self._is_stuck = MAX_ROUNDS, True
         if own.num_rounds >= MAX_ROUNDS:
             return False
         place = self.tier.index.version, len(match.path), match.num_tokens
@@ -179,8 +187,10 @@ class Loader:
     def close(self) -> None:
         """Stop the reader, and remove all files."""
         self.reset()
-        self._queue.put(None)
-        self._reader.join()
+        if not self._queue.full():
+            self._queue.put_nowait(None)
+        if not self._is_stuck:
+            self._reader.join(CLOSE_SECONDS)
         self.tier.close()
 
     def check(self, waiting: Sequence[SequenceLoads]) -> None:
@@ -204,7 +214,7 @@ class Loader:
                 self.tier.stats.loads_skipped += 1
                 own.num_rounds = MAX_ROUNDS
                 return False
-            if self.next_deadline <= self._clock():
+            if self._is_stuck:
                 return False  # the disk does not answer
             held = sum(one.plan.num_bytes for one in self._loads.values())
             is_full = len(self._loads) >= MAX_LOADS or self._queue.full()
@@ -238,7 +248,7 @@ class Loader:
         return load
 
     def _finish_read(self, load: Load) -> None:
-        load.is_read = True
+        load.is_read, self._is_stuck = True, False
         self.tier.stats.load_seconds += load.seconds
         if load.data:
             self.costs.add_read(sum(len(data) for data in load.data.values()), load.seconds)

@@ -39,9 +39,10 @@ class RunFolder:
             raise _explain(parent, error) from None
 
     def remove(self) -> None:
-        """Remove the folder with all files, and unlock it."""
+        """Remove the folder with all files, and unlock it. What cannot be removed is left for the next engine."""
         shutil.rmtree(self.path, ignore_errors=True)
-        self._lock_path.unlink(missing_ok=True)
+        if not self.path.exists():
+            self._lock_path.unlink(missing_ok=True)
         os.close(self._lock)
 
 

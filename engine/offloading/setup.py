@@ -21,6 +21,8 @@ from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError
 
 _DEFAULT_DISK_GB = 10.0
+_DEFAULT_HOST_GB = 1.0
+"""Host memory on the way from a GPU to a disk, whose writer would else keep steps waiting."""
 
 
 def check_offloading(options: EngineOptions, device_config: DeviceConfig) -> None:
@@ -52,10 +54,13 @@ def create_loader(cache: KVCache, options: EngineOptions, fingerprint: str, cost
         state_bytes=state_bytes,
         stats=OffloadingStats(),
     )
-    if options.cache_host_gb:
+    host_gb = options.cache_host_gb or (_DEFAULT_HOST_GB if cache.data.device.type == "cuda" else 0.0)
+    if host_gb:
         row_bytes = page_bytes.num_bytes or (1 if state_bytes is None else state_bytes.num_bytes)
-        host_bytes = int(options.cache_host_gb * GIB)
-        tier.host = HostStore(host_bytes, row_bytes, cache.data.device, on_evict=tier.move_to_disk)
+        try:
+            tier.host = HostStore(int(host_gb * GIB), row_bytes, cache.data.device, on_evict=tier.move_to_disk)
+        except RuntimeError as error:
+            raise EngineError(f"cache_host_gb {host_gb:g}: the host cannot give this memory: {error}") from None
     if options.cache_disk is not None:
         tier.disk = DiskStore(
             RunFolder(Path(options.cache_disk).expanduser()),

@@ -62,7 +62,7 @@ class EngineOptions:
     cache_host_gb: float = _define_option(
         0.0,
         "The size in GiB of the host's memory in which each model on a GPU keeps such prefixes, before they go to "
-        "cache_disk",
+        "cache_disk; without it 1 if there is a cache_disk",
         ge=0,
     )
     draft: str = _define_option(
