@@ -137,7 +137,8 @@ function verifierOf({ defaults: { verifier }, probe }) {
 function field(name, schema) {
   const plain = schema.anyOf?.find((option) => option.type !== "null") ?? schema;
   const value = schema.default ?? "";
-  const common = { name, "data-type": plain.type, title: schema.description };
+  const isObject = plain.type === "object" || plain.$ref !== undefined;
+  const common = { name, "data-type": isObject ? "object" : plain.type, title: schema.description };
   let input;
   if (plain.enum) {
     input = el("select", common, plain.enum.map((option) => el("option", { selected: option === value }, option)));
@@ -150,7 +151,7 @@ function field(name, schema) {
   } else if ((plain.maxLength ?? 0) > LONG_TEXT) {
     input = el("textarea", { ...common, rows: value.split("\n").length + 1 }, value);
   } else {
-    input = el("input", { ...common, type: "text", value, placeholder: "automatic" });
+    input = el("input", { ...common, type: "text", value, placeholder: isObject ? "none; or JSON" : "automatic" });
   }
   const wide = input.tagName === "TEXTAREA" ? "wide" : null;
   return el("label", { "data-field": `strategy.${name}`, class: wide }, name.replaceAll("_", " "), input, el("small", {}, schema.description));
@@ -159,7 +160,17 @@ function field(name, schema) {
 function valueOf(input) {
   if (input.type === "checkbox") return input.checked;
   if (input.value === "") return null;
+  if (input.dataset.type === "object") return readJson(input.value);
   return input.type === "number" ? Number(input.value) : input.value;
+}
+
+/** Returns the value of a text that is JSON; another text as it is, so that the service says what is wrong. */
+function readJson(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
 }
 
 function filled(box) {

@@ -61,7 +61,7 @@ export class Snapshot {
       node = {
         id: data.node, parent: data.parent, text: "", tokens: 0, logprob: 0, scores: [], score: null,
         state: "live", reason: null, answer: null, answer_level: null, children: 0, fresh: data.fresh ?? false, undone: data.undone ?? 0, parts: [],
-        given: data.given ?? false, model: data.model ?? null, verdicts: [], matches: [],
+        given: data.given ?? false, model: data.model ?? null, verdicts: [], criteria: {}, matches: [],
       };
       this.nodes.set(node.id, node);
       const parent = this.nodes.get(node.parent);
@@ -83,6 +83,7 @@ export class Snapshot {
     node.scores = node.scores.concat(data.scores);
     node.score = data.score;
     node.verdicts = (data.verdicts ?? []).flat();
+    node.criteria = data.criteria ?? {};
   }
 
   #compare({ nodes: [first, second], score, verdicts = [] }) {

@@ -45,6 +45,7 @@ function head(node, moment) {
       el("div", {}, el("dt", {}, "tokens"), el("dd", {}, whole(node.tokens))),
       node.model === null ? null : el("div", {}, el("dt", {}, "model"), el("dd", {}, node.model)),
       mean === null ? null : el("div", {}, el("dt", {}, "mean probability"), el("dd", {}, mean.toFixed(2))),
+      ...Object.entries(node.criteria).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, score(value)))),
       node.answer === null ? null : el("div", { class: "says" }, el("dt", {}, node.answer_level === "flexible" ? "last number or letter" : "answer"), el("dd", {}, node.answer)),
     ),
   );

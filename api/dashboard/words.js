@@ -60,10 +60,16 @@ export function question(spec) {
   return spec.problem ?? spec.messages.findLast((message) => message.role === "user")?.content ?? "(no question)";
 }
 
-/** Returns the parameters of a strategy: "n 16 · expansions 4". */
+/** Returns the parameters of a strategy: "n 16 · expansions 4 · abandon (below 0.3, every 256)". */
 export function parameters(strategy) {
   const named = Object.entries(strategy).filter(([name, value]) => name !== "name" && value !== null);
-  return named.map(([name, value]) => `${name.replaceAll("_", " ")} ${line(String(value), 24)}`).join(" · ");
+  return named.map(([name, value]) => `${name.replaceAll("_", " ")} ${brief(value)}`).join(" · ");
+}
+
+function brief(value) {
+  if (typeof value !== "object") return line(String(value), 24);
+  const parts = Object.entries(value).filter(([, part]) => part !== null);
+  return `(${parts.map(([name, part]) => `${name.replaceAll("_", " ")} ${brief(part)}`).join(", ")})`;
 }
 
 /** Describes an event, for the line beside the timeline. */
