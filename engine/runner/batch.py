@@ -115,11 +115,12 @@ def sort_by_shape(scheduled: abc.Sequence[ScheduledSequence]) -> list[ScheduledS
     return sorted(scheduled, key=_get_sort_key)
 
 
-def _get_sort_key(scheduled: ScheduledSequence) -> tuple[int, int]:
-    """Sort key: rows with few tokens first, and among equals the longest context first."""
+def _get_sort_key(scheduled: ScheduledSequence) -> tuple[int, int, int]:
+    """Sort key: rows with few tokens first, among equals those of one adapter, whose matrices are then read together,
+    and among these the longest context first."""
     sequence, num_tokens, draft = scheduled
     num_queries = num_tokens + len(draft.tokens)
-    return num_queries, -sequence.num_computed - num_queries
+    return num_queries, sequence.adapter_index, -sequence.num_computed - num_queries
 
 
 def lay_out(
