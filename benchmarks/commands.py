@@ -84,8 +84,8 @@ def bench_engine(
     the time for loading are measured too.
 
     With --speculation: drafters beside plain decoding and transformers' assisted generation, on problems (batch-1,
-    batch-4, batch-16, batch-64; policy-large), on a large model (250M) and in a tree search (W3; policy-250M: the
-    policy at the cost of a large model).
+    batch-4, batch-16, batch-64; policy-large), on siblings' thoughts (thoughts), on a large model (250M) and in a tree
+    search (W3; policy-250M: the policy at the cost of a large model).
 
     With --constrained: decode steps of 16 branches with and without the masks of a JSON Schema (250M).
     """

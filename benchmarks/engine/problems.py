@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-PLAIN, SPECULATIVE, ALWAYS = "plain", "controller", "always 4"
-"""Ways to run such a system: without draft tokens, with as many as the controller chooses, and with always four."""
+PLAIN, SPECULATIVE, ALWAYS, SHORT = "plain", "controller", "always 4", "n-grams of 1 to 4"
+"""Ways to run such a system: without draft tokens, with as many as the controller chooses, with always four, and with a
+controller and n-grams of at most four tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,10 @@ class Solver(Protocol):
         """Continue the prompts, ``batch`` at a time: when one ends, the next begins."""
         ...
 
+    def best_of(self, prompts: Sequence[Prompt], branches: int, seed: int) -> Solved:
+        """Continue one prompt after the other, each in ``branches`` at once."""
+        ...
+
     def search(self, prompts: Sequence[Prompt], seed: int) -> Solved:
         """Run W3 on one prompt after the other: rounds of 8 beams, which end with a step (an empty line) or after
         ``Prompt.tokens``. After each round 4 survive and are doubled; the next round sends each survivor's path.
@@ -69,6 +74,6 @@ class Solver(Protocol):
 
 
 def call(system: Solver, name: str, prompts: Sequence[dict[str, Any]], **arguments: Any) -> dict[str, Any]:
-    """Call ``solve`` or ``search`` with plain JSON values, and return such values."""
+    """Call ``solve``, ``best_of`` or ``search`` with plain JSON values, and return such values."""
     asked = [Prompt(**{**prompt, "ids": tuple(prompt["ids"])}) for prompt in prompts]
     return asdict(getattr(system, name)(asked, **arguments))

@@ -19,7 +19,7 @@ from typing import Any
 import reasoner
 from benchmarks.engine.checkpoint import SIZES, Size, cache_folder, checkpoint
 from benchmarks.engine.measure import Listener, Measured, Row
-from benchmarks.engine.problems import ALWAYS, PLAIN, SPECULATIVE, Prompt, Solved
+from benchmarks.engine.problems import ALWAYS, PLAIN, SHORT, SPECULATIVE, Prompt, Solved
 from benchmarks.engine.process import BenchError, Worker, installed
 from benchmarks.engine.running import Systems
 from benchmarks.engine.widened import widened
@@ -28,8 +28,9 @@ from reasoner.evaluation.suites import registry
 from reasoner.evaluation.suites.problem import Problem
 
 BATCHES = (1, 4, 16, 64)
-CASES = (*(f"batch-{batch}" for batch in BATCHES), "policy-large", "250M", "W3", "policy-250M")
-"""``batch-N``: problems, N at a time, with the bundled policy; ``policy-large``: the same for the larger bundled model;
+CASES = (*(f"batch-{batch}" for batch in BATCHES), "thoughts", "policy-large", "250M", "W3", "policy-250M")
+"""``batch-N``: problems, N at a time, with the bundled policy; ``thoughts``: best of 16 with the bundled thinking
+policy, one problem after the other, beside shorter n-grams too; ``policy-large``: ``batch-N`` with the larger model;
 ``250M``: simulated drafters on a large model; ``W3`` and ``policy-250M``: a tree search with the policy, and with the
 policy at the cost of a large model.
 """
@@ -44,8 +45,8 @@ _PAIRS = 3
 """Number of pairs of runs in a round, where a run takes about a second."""
 _MORE = 2
 """Number of additional warm-up runs of simulated drafters."""
-_SOLUTION, _STEP = 256, 32
-"""Maximum tokens of a solution, and of a step of the tree search."""
+_SOLUTION, _STEP, _SIBLINGS = 256, 32, 16
+"""Maximum tokens of a solution and of a step of the tree search, and number of branches of each thinking problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ class Work:
     """Number of tokens of each sequence of the large model, by batch size. A controller learns from steps, of which
     there are as many as tokens without draft tokens.
     """
+    thoughts: int = 4
+    """Number of thinking problems."""
+    thought_tokens: int = 1400
+    """Maximum tokens of a thought with its answer."""
     searches: int = 16
     wide_searches: int = 6
     """Number of searches with the widened policy."""
@@ -109,6 +114,10 @@ def measure(plan: SpeculationPlan, listener: Listener) -> Measured:
                 bench.problems(running, "", batch, list(drafters), shipped)
             if "W3" in plan.cases:
                 bench.search(running.workers, "", plan.work.searches, shipped)
+    if "thoughts" in plan.cases:
+        systems = {"ngram": ("speculative", {"draft": "ngram"})}
+        with bench.running(BUNDLED / "policy-thinking", systems) as running:
+            bench.thoughts(running.workers["ngram"])
     if "policy-large" in plan.cases:
         systems = {name: ("speculative", dict(options)) for name, options in _LARGE.items()}
         with bench.running(BUNDLED / "policy-large", systems) as running:
@@ -187,6 +196,23 @@ class _Bench:
         self._add(case, ways)
         if ALWAYS in ways:
             self._add_pairs(case, ways[SPECULATIVE], ALWAYS, ways[ALWAYS])
+
+    def thoughts(self, worker: Worker) -> None:
+        """Run best of 16 of the thinking policy, with n-grams of all lengths, short ones, and none."""
+        ways: _Runs = {PLAIN: [], SPECULATIVE: [], SHORT: []}
+        for turn in range(-1, _PAIRS * self.plan.rounds):
+            prompts = self._prompts(
+                worker, ("countdown",), self.plan.work.thoughts, self.plan.work.thought_tokens, turn
+            )
+            run = partial(_call, worker, "best_of", prompts, seed=_seed("thoughts", 0, turn), branches=_SIBLINGS)
+            self._take_turns("thoughts", "ngram", turn, ways, run, turned=turn % 2 == 1)
+        self._add("thoughts ngram", ways)
+        self._add_pairs("thoughts ngram", ways[SPECULATIVE], SHORT, ways[SHORT])
+        for way in (SPECULATIVE, SHORT):
+            ratio = statistics.median(
+                _speed(ours) / _speed(plain) for ours, plain in zip(ways[way], ways[PLAIN], strict=True)
+            )
+            self.listener.say(f"thoughts, {way}: {ratio:.2f}× {PLAIN}")
 
     def search(self, workers: Mapping[str, Worker], model: str, searches: int, shipped: str) -> None:
         """Run W3 on Countdown problems, one after the other, with n-grams and with the ``shipped`` drafter. Each turn
@@ -373,6 +399,8 @@ def _steps_ahead(plan: SpeculationPlan, drafters: int, searching: int) -> int:
     for case, loads in (("W3", 0), ("policy-250M", searching)):
         if case in plan.cases:
             steps += loads + (plan.work.warm_up - 1 + (_PAIRS * plan.rounds + 1) * 2) * searching
+    if "thoughts" in plan.cases:
+        steps += 1 + 3 * turns
     if "policy-large" in plan.cases:
         steps += len(_LARGE) * (1 + len(LARGE_BATCHES) * turns * 2)
     if "250M" in plan.cases:

@@ -13,9 +13,12 @@ from benchmarks.engine.speculation import BATCHES, SpeculationPlan
 
 _METHOD = (
     "The bundled policy on held-out Countdown and word problems, half each, at their suites' temperatures, in batches, "
-    "and the larger bundled model with its drafter; 250M: random weights, prompts of 32 tokens, temperature 1, and a "
-    "simulated drafter without cost and with the given acceptance rate, on 96 tokens of each sequence or more: a "
-    "controller learns from steps, however long they take; W3: rounds of 8 beams on Countdown; policy-250M: the policy "
+    "and the larger bundled model with its drafter; thoughts: 16 branches of one Countdown problem after the other "
+    "with the thinking policy, up to 1,400 tokens each, drafted from siblings' n-grams; `n-grams of 1 to 4` are drafts "
+    "from n-grams of at most four tokens that ignore the sampling noise; 250M: random weights, prompts of 32 tokens, "
+    "temperature 1, and a simulated drafter without cost and with the given acceptance rate, on 96 tokens of each "
+    "sequence or more: a controller learns from steps, however long they take; W3: rounds of 8 "
+    "beams on Countdown; policy-250M: the policy "
     "in a network of 250 million parameters that computes the same, so that steps cost what they do where weights "
     "have to be read and texts repeat themselves as real ones do. Float32, every system with the same prompts and "
     "number of threads, in a process of its own that sleeps while others run. Plain decoding runs next to each "

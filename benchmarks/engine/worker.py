@@ -89,7 +89,7 @@ def _call(system: Any, folder: Path, name: str, arguments: dict[str, Any]) -> An
             return pool.submit(work, **arguments).result(timeout=_PRODUCTS_SECONDS)
     if name in ("tokenize", "imitate", "scored_search", "beam_jobs", "constrained_step", "grammar_times"):
         return getattr(system, name)(**arguments)
-    if name in ("solve", "search"):
+    if name in ("solve", "best_of", "search"):
         return problems.call(system, name, **arguments)
     timed: dict[str, Callable[..., Any]] = {
         "run": workloads.run,

@@ -23,12 +23,14 @@ pytestmark = pytest.mark.timeout(240)
 @pytest.mark.long
 def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp_path: Path) -> None:
     plan = SpeculationPlan(
-        cases=("batch-1", "250M", "W3", "policy-250M"),
+        cases=("batch-1", "thoughts", "250M", "W3", "policy-250M"),
         rounds=1,
         large=TINY,
         right=(0.8,),
         wide=replace(WIDE, hidden=192, layers=5, heads=6, kv_heads=3, intermediate=320),
-        work=Work(problems={1: 2}, tokens={4: 24}, searches=1, wide_searches=1, warm_up=2),
+        work=Work(
+            problems={1: 2}, tokens={4: 24}, thoughts=1, thought_tokens=24, searches=1, wide_searches=1, warm_up=2
+        ),
         cache=tmp_path,
     )
     totals: list[int] = []
@@ -44,6 +46,7 @@ def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp
     assert rows["batch 1 draft_model", speed, "transformers-assisted"].peer_value > 0
     assert rows["batch 1 ngram", speed, "transformers-assisted"].peer_value > 0
     assert rows["batch 1 controller", speed, "always 4"].ours == rows["batch 1 controller", speed, "plain"].ours
+    assert rows["thoughts ngram", speed, "plain"].ours == rows["thoughts ngram", speed, "n-grams of 1 to 4"].ours > 0
     assert rows["250M 0.8 batch 4", speed, "plain"].ratio > 0
     # For chains of up to 16 draft tokens, each correct four times in five: at least a fifth.
     assert 20 < rows["250M 0.8 batch 4", "accepted draft tokens", "all draft tokens"].ours <= 100
@@ -94,7 +97,7 @@ def test_the_command_runs_the_plan_and_prints_one_document(monkeypatch: pytest.M
     [
         (
             ["--speculation", "--case", "W1"],
-            "batch-64, policy-large, 250M, W3, policy-250M",
+            "batch-64, thoughts, policy-large, 250M, W3, policy-250M",
         ),
         (["--speculation", "--peer", "transformers"], "have no effect with it"),
         (["--head", "somewhere"], "it needs --speculation"),

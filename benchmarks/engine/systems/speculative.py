@@ -19,7 +19,7 @@ from engine.threads import short_waits  # noqa: F401 - it has to come before tor
 import torch
 from torch import Tensor
 
-from benchmarks.engine.problems import ALWAYS, PLAIN, SPECULATIVE, Prompt, Solved
+from benchmarks.engine.problems import ALWAYS, PLAIN, SHORT, SPECULATIVE, Prompt, Solved
 from engine.cache.paged_kv import KVCache
 from engine.core.engine_core import EngineCore
 from engine.core.local_engine import LocalEngine
@@ -33,6 +33,7 @@ from engine.speculation.drafter import Drafter, DraftRequest, HiddenStateNeeds, 
 from engine.speculation.drafters.ngram import NgramDrafter
 from engine.speculation.load import MAX_NODES
 from engine.speculation.speculator import Speculator
+from kernels.ngrams import NgramTable
 
 _BEAMS, _SURVIVORS, _ROUNDS = 8, 4, 8
 
@@ -50,6 +51,9 @@ class _SpeculativeEngine:
         """Speculator of each way."""
         if always and shipped is not None:
             self._ways[ALWAYS] = self._speculator(shipped.drafter, FixedController(always, always))
+        if draft == "ngram":
+            short = NgramDrafter(NgramTable(lengths=(1, 2, 3, 4), noise=0.0))
+            self._ways[SHORT] = self._speculator(short, AdaptiveController(8, MAX_NODES))
         self._simulated: dict[float, Speculator] = {}
         self._runs = 0
 
@@ -71,6 +75,19 @@ class _SpeculativeEngine:
             return list(await asyncio.gather(*(one(*each) for each in enumerate(prompts))))
 
         # The same problems come again in other turns, and an n-gram drafter would have learned their texts.
+        with self._measured(way, remembers=False) as measured:
+            return measured(self._loop.run(work()))
+
+    def best_of(self, prompts: Sequence[Prompt], branches: int, seed: int, way: str = SPECULATIVE) -> Solved:
+        async def work() -> list[list[int]]:
+            texts: list[list[int]] = []
+            for place, prompt in enumerate(prompts):
+                asked = tuple(Branch(seed + place, key, prompt.tokens) for key in range(branches))
+                sampling = SamplingParams(temperature=prompt.temperature, ignore_eos=not prompt.ends)
+                completions = await self._generate(prompt.ids, asked, sampling, None)
+                texts += [list(require_ids(completion.token_ids)) for completion in completions]
+            return texts
+
         with self._measured(way, remembers=False) as measured:
             return measured(self._loop.run(work()))
 

@@ -1,4 +1,4 @@
-"""N-gram drafter (prompt lookup): tokens that followed the same tokens before, in any text of the namespace.
+"""N-gram drafter (suffix decoding): tokens that followed the same tokens before, in any text of the namespace.
 
 ``kernels.ngrams`` stores the texts and rates continuations. A namespace is a scope there, as for cached prefixes:
 nothing is learned across namespaces. The texts of a search (the requests with one pin key in one namespace, or the
@@ -6,7 +6,7 @@ branches of one request otherwise) are distinguished from those of earlier searc
 what the bundled policy writes in a tree search, the search's own texts a sixth.
 
 **Cost.** Each token is read once: those that a branch samples, and those that it starts with only if no text of its
-namespace begins with them. A step passes the new tokens alone, in one call, and costs one or two microseconds per
+namespace begins with them. A step passes the new tokens alone, in one call, and costs some microseconds per
 branch, however long the texts are, and almost nothing while no drafts are requested: tokens sampled meanwhile are read
 with the next drafts, some of them in each step."""
 
@@ -61,8 +61,9 @@ class NgramDrafter:
     hidden_state_needs = HiddenStateNeeds.NONE
     observed_layers: tuple[int, ...] = ()
 
-    def __init__(self) -> None:
-        self._table = NgramTable()
+    def __init__(self, table: NgramTable | None = None) -> None:
+        """``table``: an empty table, by default one of the default size."""
+        self._table = NgramTable() if table is None else table
         self._forget_branches()
 
     def reset(self, cache: KVCache) -> None:  # noqa: ARG002
@@ -171,6 +172,8 @@ def _begin(sequence: GenerateSequence) -> _Branch:
     # The id of a request may have been another request's before.
     name = (id(request), request.arrived_at) if request.pin_key is None else request.pin_key
     start = max(0, sequence.num_prefix_tokens // _PREFIX - 1) * _PREFIX
-    return _Branch(
-        sequence.tokens, start, (scope, hash_search((request.namespace, name)), sequence.num_prefix_tokens - start)
-    )
+    search = hash_search((request.namespace, name))
+    is_sampled = int(sequence.sampling.temperature > 0)
+    num_prefix = sequence.num_prefix_tokens - start
+    begin = (scope, search, num_prefix, sequence.seed, sequence.key, start, is_sampled)
+    return _Branch(sequence.tokens, start, begin)

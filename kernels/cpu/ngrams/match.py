@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernels.common.noise import SAMPLE
 from kernels.cpu.ngrams.table import (
     MAX_CONTEXT,
     MAX_FOLLOWERS,
     NUM_KINDS,
+    NUM_LENGTHS,
     RECORD_WORDS,
     Table,
     add_follower,
@@ -31,8 +34,9 @@ from kernels.cpu.ngrams.table import (
     update_rate,
 )
 from kernels.cpu.runtime.kernel import as_float, float32_array, function, int64_array, kernel, read_arguments
+from kernels.cpu.sampling.noise import gumbel_noise, noise_stream
 
-_ROW_WORDS, _NEW_BRANCH_WORDS = 4, 3
+_ROW_WORDS, _NEW_BRANCH_WORDS = 4, 7
 """Words of a row before its tokens, and the words of a new branch that come before these too."""
 _START, _PREFETCH, _LEARN, _MATCH = 0, 1, 2, 3
 """Passes over all rows before the one that proposes."""
@@ -52,12 +56,19 @@ _OWN_KIND = 6
 """Kind of the follower that the search itself wrote; -1: none."""
 _OWN_TOKEN = 7
 _RECORD = 8
-"""Record of the longest context in the table, and its length."""
+"""Record of the longest context in the table, and the index of its length."""
 _RECORD_LENGTH = 9
+_SEED = 10
+"""Seed and key of the branch's sampling noise."""
+_KEY = 11
+_FIRST_POSITION = 12
+"""Position of the first token read."""
+_IS_SAMPLED = 13
+"""1 if tokens are sampled with noise, 0 if greedily."""
 # … and then the last tokens, the hashes of the contexts that they make, and the followers to compare with.
-_LAST = 10
+_LAST = 14
 _CONTEXTS = _LAST + MAX_CONTEXT
-_FOLLOWERS = _CONTEXTS + MAX_CONTEXT
+_FOLLOWERS = _CONTEXTS + NUM_LENGTHS
 BRANCH_WORDS = _FOLLOWERS + MAX_FOLLOWERS
 """Words of a branch's state."""
 
@@ -109,8 +120,11 @@ def _read_row(table: Any, words: Any, start: int) -> Any:
 
 
 @function
-def _num_contexts(branch: Any) -> int:
-    return min(branch[_LENGTH], MAX_CONTEXT)
+def _num_contexts(table: Any, branch: Any) -> int:
+    count = 0
+    while table.lengths[count] <= branch[_LENGTH]:
+        count += 1
+    return count
 
 
 @function
@@ -146,15 +160,35 @@ def _learn(table: Any, branch: Any, words: Any, first: int, count: int, num_pref
         table.clock[0] += 1
         # Each sampled token counts, the tokens of a prefix only once.
         if not add_text(table, text) or i >= num_prefix:
-            context = branch[_SCOPE]
+            context, rank = branch[_SCOPE], 0
             for back in range(1, min(length + i, MAX_CONTEXT) + 1):
                 context = extend_hash(context, last[MAX_CONTEXT - back])
-                add_follower(table, context, token, branch[_SEARCH])
+                if back == table.lengths[rank]:
+                    rank += 1
+                    add_follower(table, context, token, branch[_SEARCH])
         for index in range(MAX_CONTEXT - 1):
             last[index] = last[index + 1]
         last[MAX_CONTEXT - 1] = token
     branch[_TEXT], branch[_LENGTH] = text, length + count
-    hash_contexts(table, branch[_SCOPE], last, _num_contexts(branch), branch[_CONTEXTS:_FOLLOWERS])
+    hash_contexts(table, branch[_SCOPE], last, length + count, branch[_CONTEXTS:_FOLLOWERS])
+
+
+@function
+def _weigh_followers(table: Any, branch: Any, ahead: int, record: int, count: int, weights: Any) -> float:
+    """Write the weight of each follower, and return their sum.
+
+    It is the number of times that the token followed, times a factor for the noise that the branch samples it with.
+    ``ahead``: number of draft tokens before it.
+    """
+    records, total, position = table.records, 0.0, branch[_FIRST_POSITION] + branch[_LENGTH] + ahead
+    stream = noise_stream(branch[_SEED], branch[_KEY], position, SAMPLE)
+    for index in range(count):
+        weight = float(records[follower_count(record, index)])
+        if branch[_IS_SAMPLED] and count > 1:
+            weight *= math.exp(table.noise[0] * gumbel_noise(stream, records[follower_token(record, index)]))
+        weights[index] = weight
+        total += weight
+    return total
 
 
 @function
@@ -165,35 +199,38 @@ def _expand(
     candidates: Any,
     size: int,
     parent: int,
+    ahead: int,
     path_prob: float,
     is_chain: bool,
     min_prob: float,
 ) -> int:
     """Append the followers of a match to the ``size`` candidates, for a chain only the likeliest; return the new size.
 
-    ``path_prob``: probability that ``parent`` and all before it are accepted. Followers whose own is below ``min_prob``
-    are left out. The followers of the root are noted in the branch's state (``_update_rates``).
+    ``ahead``, ``path_prob``: number of draft tokens up to ``parent``, and probability that all of them are accepted.
+    Followers whose own is below ``min_prob`` are left out. The followers of the root are noted in the branch's state
+    (``_update_rates``).
     """
-    record, length = match
+    record, length_index = match
     records, rates = table.records, table.rates
-    kind, num_followers, best, own_kind, own = classify_match(records, record, length, branch[_SEARCH])
+    kind, num_followers, own_kind, own = classify_match(records, record, length_index, branch[_SEARCH])
     if parent < 0:
         branch[_KIND], branch[_NUM_FOLLOWERS], branch[_OWN_KIND] = kind, num_followers, -1
         for index in range(num_followers):
             branch[_FOLLOWERS + index] = records[follower_token(record, index)]
         if own >= 0:
             branch[_OWN_KIND], branch[_OWN_TOKEN] = own_kind, records[follower_token(record, own)]
-    prob_per_count = hit_rate(rates, kind) / records[record]
-    own_prob = hit_rate(rates, own_kind)
-    first, end = 0, num_followers
-    if is_chain:
-        if own >= 0 and own_prob > prob_per_count * records[follower_count(record, best)]:
-            best = own
-        first, end = best, best + 1
-    for index in range(first, end):
-        prob = prob_per_count * records[follower_count(record, index)]
+    probs = candidates.probs[size : size + num_followers]
+    total = _weigh_followers(table, branch, ahead, record, num_followers, probs)
+    scale, best = hit_rate(rates, kind) / total, 0
+    for index in range(num_followers):
+        probs[index] *= scale
         if index == own:
-            prob = max(prob, own_prob)
+            probs[index] = max(probs[index], hit_rate(rates, own_kind))
+        if probs[index] > probs[best]:
+            best = index
+    first, end = (best, best + 1) if is_chain else (0, num_followers)
+    for index in range(first, end):
+        prob = probs[index]
         if path_prob * prob >= min_prob:
             candidates.tokens[size], candidates.parents[size] = records[follower_token(record, index)], parent
             candidates.probs[size], candidates.path_probs[size] = prob, path_prob * prob
@@ -211,8 +248,7 @@ def _match_node(table: Any, branch: Any, tree: Any, node: int, window: Any) -> A
     # Before the tree come the branch's last tokens, which end where its contexts begin.
     for back in range(index):
         window[back] = branch[_CONTEXTS - index + back]
-    count = min(branch[_LENGTH] + tree.depths[node], MAX_CONTEXT)
-    hash_contexts(table, branch[_SCOPE], window, count, window[MAX_CONTEXT:])
+    count = hash_contexts(table, branch[_SCOPE], window, branch[_LENGTH] + tree.depths[node], window[MAX_CONTEXT:])
     return find_longest(table, window[MAX_CONTEXT:], count)
 
 
@@ -228,7 +264,8 @@ def _propose(
             if node >= 0:
                 match = _match_node(table, branch, tree, node, window)
             if match[0] >= 0:
-                size = _expand(table, branch, match, candidates, size, node, path_prob, depth == nodes, min_prob)
+                ahead = tree.depths[node] if node >= 0 else 0
+                size = _expand(table, branch, match, candidates, size, node, ahead, path_prob, depth == nodes, min_prob)
         best, best_prob = -1, 0.0
         for index in range(size):
             if candidates.path_probs[index] > best_prob:
@@ -257,16 +294,17 @@ def _run_pass(table: Any, words: Any, rows: int, phase: int) -> None:
         branch, contexts = row.branch, row.branch[_CONTEXTS:_FOLLOWERS]
         start = row.first + row.num_tokens
         if phase == _MATCH:
-            branch[_RECORD], branch[_RECORD_LENGTH] = find_longest(table, contexts, _num_contexts(branch))
+            branch[_RECORD], branch[_RECORD_LENGTH] = find_longest(table, contexts, _num_contexts(table, branch))
         elif phase == _START and row.is_new:
             scope, search = words[row.first - _NEW_BRANCH_WORDS], words[row.first - _NEW_BRANCH_WORDS + 1]
             branch[_SCOPE], branch[_SEARCH], branch[_TEXT] = scope, search, scope
             branch[_LENGTH], branch[_KIND] = 0, -1
+            branch[_SEED : _SEED + 4] = words[row.first - 4 : row.first]
         elif row.num_tokens > 0 and phase == _START:
             _update_rates(table.rates, branch, words[row.first])
-            prefetch_slots(table, contexts, _num_contexts(branch))
+            prefetch_slots(table, contexts, _num_contexts(table, branch))
         elif row.num_tokens > 0 and phase == _PREFETCH:
-            prefetch_records(table, contexts, _num_contexts(branch))
+            prefetch_records(table, contexts, _num_contexts(table, branch))
             prefetch_text(table, extend_hash(branch[_TEXT], words[row.first]))
         elif row.num_tokens > 0:
             _learn(table, branch, words, row.first, row.num_tokens, row.num_prefix)
@@ -279,7 +317,7 @@ def _propose_for_branches(
     """Write the number of draft tokens of each row, and their tokens, parents and probabilities."""
     max_candidates, offset = (max_nodes + 1) * MAX_FOLLOWERS, rows + 2 * max_total
     depths, offset = ints[offset : offset + max_nodes], offset + max_nodes
-    window, offset = ints[offset : offset + 2 * MAX_CONTEXT], offset + 2 * MAX_CONTEXT
+    window, offset = ints[offset : offset + MAX_CONTEXT + NUM_LENGTHS], offset + MAX_CONTEXT + NUM_LENGTHS
     candidates = _Candidates(
         ints[offset : offset + max_candidates],
         ints[offset + max_candidates : offset + 2 * max_candidates],
@@ -298,7 +336,10 @@ def _propose_for_branches(
 def scratch_sizes(rows: int, max_total: int, max_nodes: int) -> tuple[int, int]:
     """Return the sizes of the ``ints`` and ``floats`` that ``learn_and_propose`` needs."""
     max_candidates = (max_nodes + 1) * MAX_FOLLOWERS
-    return rows + 2 * max_total + max_nodes + 2 * MAX_CONTEXT + 2 * max_candidates, max_total + 2 * max_candidates
+    return (
+        rows + 2 * max_total + max_nodes + MAX_CONTEXT + NUM_LENGTHS + 2 * max_candidates,
+        max_total + 2 * max_candidates,
+    )
 
 
 @kernel
@@ -314,9 +355,9 @@ def learn_and_propose(address: Any) -> None:
     before any are proposed.
     """
     a, _, _ = read_arguments(address)
-    pointers = int64_array(a[0], (14,))
-    slots, num_texts, branch_words = pointers[7], pointers[8], pointers[9]
-    num_ints, num_floats = pointers[10], pointers[11]
+    pointers = int64_array(a[0], (16,))
+    slots, num_texts, branch_words = pointers[9], pointers[10], pointers[11]
+    num_ints, num_floats = pointers[12], pointers[13]
     table = Table(
         int64_array(pointers[0], (slots,)),
         int64_array(pointers[1], (slots,)),
@@ -324,9 +365,11 @@ def learn_and_propose(address: Any) -> None:
         int64_array(pointers[3], (2 * NUM_KINDS,)).view(np.float64),
         int64_array(pointers[4], (num_texts,)),
         int64_array(pointers[5], (1,)),
-        int64_array(pointers[6], (branch_words,)),
+        int64_array(pointers[6], (NUM_LENGTHS + 1,)),
+        int64_array(pointers[7], (1,)).view(np.float64),
+        int64_array(pointers[8], (branch_words,)),
     )
-    ints, floats = int64_array(pointers[12], (num_ints,)), int64_array(pointers[13], (num_floats,)).view(np.float64)
+    ints, floats = int64_array(pointers[14], (num_ints,)), int64_array(pointers[15], (num_floats,)).view(np.float64)
     words, rows = int64_array(a[1], (a[2],)), a[3]
     for phase in range(_MATCH + 1):
         _run_pass(table, words, rows, phase)

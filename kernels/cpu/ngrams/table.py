@@ -1,7 +1,7 @@
 """The hash table of ``kernels.ngrams``: look-ups, additions, and hit rates by kind of match.
 
-A context is a hash of up to ``MAX_CONTEXT`` tokens. It lies in one of ``WAYS`` neighbouring slots, which share a cache
-line of keys. Each slot has a record of what followed the context::
+A context is a hash of as many tokens as one of the table's ``lengths``. It lies in one of ``WAYS`` neighbouring slots,
+which share a cache line of keys. Each slot has a record of what followed the context::
 
     word    0            1  2  3           4  5  6           …
             occurrences  token count search of the latest follower, then of the one before it, …
@@ -16,8 +16,12 @@ from typing import Any, NamedTuple
 from kernels.cpu.runtime.kernel import function
 from kernels.cpu.simd.vector import prefetch
 
-MAX_CONTEXT = 4
+MAX_CONTEXT = 12
 """Tokens of the longest context."""
+NUM_LENGTHS = 6
+"""Maximum number of lengths of contexts."""
+NO_LENGTH = 1 << 30
+"""Stands for no further length."""
 MAX_FOLLOWERS = 5
 """Followers of a context that are kept: among the rarest ones the oldest is replaced first."""
 WAYS = 8
@@ -32,10 +36,10 @@ _MASK = (1 << 31) - 1
 _OCCURRENCE_BINS, _FOLLOWER_BINS, _SEARCH_STATES = 9, 4, 3
 """Kinds of matches of each context length: by the bits of the number of occurrences and of the number of followers, and
 by which followers the same search wrote: none, the likeliest, or only others."""
-_MATCH_KINDS = MAX_CONTEXT * _OCCURRENCE_BINS * _FOLLOWER_BINS * _SEARCH_STATES
+_MATCH_KINDS = NUM_LENGTHS * _OCCURRENCE_BINS * _FOLLOWER_BINS * _SEARCH_STATES
 _COUNT_BINS = 5
 """Kinds of followers that the same search wrote, of each context length: by the bits of their count."""
-NUM_KINDS = _MATCH_KINDS + MAX_CONTEXT * _COUNT_BINS
+NUM_KINDS = _MATCH_KINDS + NUM_LENGTHS * _COUNT_BINS
 
 
 class Table(NamedTuple):
@@ -53,6 +57,10 @@ class Table(NamedTuple):
     """int64: hashes of texts that were read from their beginning, -1 if empty."""
     clock: Any
     """int64 ``[1]``: number of tokens read."""
+    lengths: Any
+    """int64 ``[NUM_LENGTHS + 1]``: numbers of tokens of contexts, ascending, the rest ``NO_LENGTH``."""
+    noise: Any
+    """float64 ``[1]``: weight of the noise."""
     branches: Any
     """int64: the state of each branch, ``kernels.cpu.ngrams.match.BRANCH_WORDS`` words."""
 
@@ -113,33 +121,37 @@ def _prefetch_item(array: Any, index: int) -> None:
 
 
 @function
-def hash_contexts(table: Any, scope: int, window: Any, length: int, contexts: Any) -> None:
-    """Write the hashes of the contexts that end the ``window`` ``[MAX_CONTEXT]``, of 1 to ``length`` tokens.
+def hash_contexts(table: Any, scope: int, window: Any, num_tokens: int, contexts: Any) -> int:
+    """Write the hashes of the contexts that end the ``window`` ``[MAX_CONTEXT]``, shortest first; return their number.
 
-    Prefetches their keys.
+    ``num_tokens``: number of tokens of the text, of which the window holds the last. Prefetches the contexts' keys.
     """
-    context = scope
-    for index in range(length):
-        context = extend_hash(context, window[MAX_CONTEXT - 1 - index])
-        contexts[index] = context
-        _prefetch_item(table.keys, _first_way(table.keys, context))
+    context, count = scope, 0
+    for back in range(1, min(num_tokens, MAX_CONTEXT) + 1):
+        context = extend_hash(context, window[MAX_CONTEXT - back])
+        if back == table.lengths[count]:
+            contexts[count] = context
+            count += 1
+            _prefetch_item(table.keys, _first_way(table.keys, context))
+    return count
 
 
 @function
 def find_longest(table: Any, contexts: Any, count: int) -> Any:
-    """Return the record of the longest of ``count`` contexts that is in the table, and its length; -1 and 0 if none is.
+    """Return the record of the longest of ``count`` contexts that is in the table, and its index among them; -1 and -1
+    if none is.
 
     Prefetches the record.
     """
-    record, length = -1, 0
-    while length < count:
-        slot = _find_way(table.keys, contexts[length])
+    record, index = -1, -1
+    while index + 1 < count:
+        slot = _find_way(table.keys, contexts[index + 1])
         if slot < 0:
             break
-        record, length = slot * RECORD_WORDS, length + 1
+        record, index = slot * RECORD_WORDS, index + 1
     if record >= 0:
         _prefetch_item(table.records, record)
-    return record, length
+    return record, index
 
 
 @function
@@ -207,11 +219,11 @@ def add_follower(table: Any, context: int, token: int, search: int) -> None:
 
 
 @function
-def classify_match(records: Any, record: int, length: int, search: int) -> Any:
-    """Return the kind of a match, its number of followers, the index of the likeliest, and two values of the search.
+def classify_match(records: Any, record: int, length_index: int, search: int) -> Any:
+    """Return the kind of a match, its number of followers, and two values of the search.
 
-    These are the kind and the index of the last follower that the search itself wrote; the index is -1 if it wrote
-    none, or the likeliest too.
+    ``length_index``: index of the context's length. The values of the search are the kind and the index of the last
+    follower that the search itself wrote; the index is -1 if it wrote none, or the most frequent too.
     """
     count, best, own = 0, 0, -1
     while count < MAX_FOLLOWERS and records[follower_count(record, count)] > 0:
@@ -227,9 +239,9 @@ def classify_match(records: Any, record: int, length: int, search: int) -> Any:
             state, own = 1, -1
     occurrences = _bit_length(records[record], _OCCURRENCE_BINS - 1)
     followers = _bit_length(count, _FOLLOWER_BINS - 1)
-    kind = (((length - 1) * _OCCURRENCE_BINS + occurrences) * _FOLLOWER_BINS + followers) * _SEARCH_STATES + state
+    kind = ((length_index * _OCCURRENCE_BINS + occurrences) * _FOLLOWER_BINS + followers) * _SEARCH_STATES + state
     times = _bit_length(records[follower_count(record, own)], _COUNT_BINS - 1) if own >= 0 else 0
-    return kind, count, best, _MATCH_KINDS + (length - 1) * _COUNT_BINS + times, own
+    return kind, count, _MATCH_KINDS + length_index * _COUNT_BINS + times, own
 
 
 @function

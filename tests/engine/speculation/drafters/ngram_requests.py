@@ -17,12 +17,17 @@ from engine.speculation.drafters.ngram import NgramDrafter
 NO_STATES = torch.empty(0, 0)
 CACHE = cast(KVCache, None)
 """The n-gram drafter reads neither the cache nor hidden states."""
-REACH, WIDTH, LIFE = 4, 5, 1024
-"""Longest n-gram, followers kept per n-gram, and upper bound of an n-gram's total count."""
+SIZES, WIDTH, LIFE = (12, 9, 6, 4, 2, 1), 5, 1024
+"""Sizes of n-grams, followers kept per n-gram, and upper bound of an n-gram's total count."""
 
 
 def request(
-    prompt: Iterable[int], branches: int = 1, pin_key: str | None = None, namespace: str | None = None
+    prompt: Iterable[int],
+    branches: int = 1,
+    pin_key: str | None = None,
+    namespace: str | None = None,
+    *,
+    temperature: float = 0.0,
 ) -> Request:
     in_flight = Request("r", lambda _: None, pin_key=pin_key, namespace=namespace)
     for index in range(branches):
@@ -36,7 +41,7 @@ def request(
                 branch=Branch(0, index, 1000),
                 seed=0,
                 key=index,
-                sampling=SamplingParams(),
+                sampling=SamplingParams(temperature=temperature),
                 eos=frozenset(),
                 stop_strings=None,
                 reader=cast(Any, None),
