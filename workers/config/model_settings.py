@@ -174,7 +174,7 @@ class ModelSettings(BaseSettings):
             if profile.adapter is None:
                 continue
             setting, folders[name] = f"models.{name}.adapter", profile.adapter.expanduser().absolute()
-            if self.engine_url or self.model_name not in self.local_models():
+            if self.model_name not in self.local_models():
                 raise ConfigError(
                     f"{setting}: it adapts a model that our engine loads here, and {self.model_name!r} is served "
                     "elsewhere: give the adapter to its server"
@@ -226,7 +226,8 @@ class ModelSettings(BaseSettings):
                 raise ConfigError(f"{where}.{error}") from None
         self._check_engines()
         self._check_templates()
-        adapters = self.adapter_folders()
+        # The folders of engines elsewhere are on their machines.
+        adapters = {} if self.engine_url else self.adapter_folders()
         profile = self.models.get(self.model_name)
         if profile is not None and self.model != self.model_name and (profile.path is not None or profile.url):
             raise ConfigError(f"model: {self.model!r} has a place in [models.{self.model_name}] too: leave out one")

@@ -94,8 +94,13 @@ def test_settings_name_adapters_of_the_services_model(
         configure(f"{start}[models.judge]\nadapter = 'nowhere'\n").check_endpoints()
     with pytest.raises(ConfigError, match="a model with 'adapter' has path, url and chat_template of the model"):
         configure(f"{start}[models.judge]\nadapter = 'judge'\npath = 'policy'\n")
+    far = "[models.mine]\nurl = 'http://far'\n[models.judge]\nadapter = 'judge'\n"
     with pytest.raises(ConfigError, match="'mine' is served elsewhere: give the adapter to its server"):
-        configure(f"engine_url = 'http://far'\n{start}[models.judge]\nadapter = 'judge'\n").check_endpoints()
+        configure(f"model = 'mine'\nprm = 'none'\n{far}").check_endpoints()
+    # An engine listens at that address, and the other roles know that it serves the adapter.
+    settings = configure(f"engine_url = 'http://127.0.0.1:8100'\n{start}[models.judge]\nadapter = 'judge'\n")
+    settings.check_endpoints()
+    assert f"judge={folder}" in engine_command(settings, [])
 
 
 def test_wrong_options_are_refused() -> None:
