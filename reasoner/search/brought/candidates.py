@@ -13,6 +13,7 @@ from engine.protocol.wire import read_tokens, write_tokens
 from reasoner.budget.usage import Usage
 from reasoner.jobs.candidate_spec import Piece
 from reasoner.jobs.thought_spec import ThoughtSpec
+from reasoner.jobs.verifier_specs import GradedVerifier
 from reasoner.search.brought.shorten import shorten
 from reasoner.search.replay import PendingEntry
 from reasoner.search.stream_context import StreamContext
@@ -45,10 +46,12 @@ async def _describe_candidates(context: StreamContext, keys: list[str]) -> list[
         async with slots:
             return await context.search.engine.tokenize(TokenizeRequest(policy.id, text, special=False))
 
-    async def count(text: str) -> int:
-        return len(await tokenize(text))
+    limit, reads, own = _find_limit(context), _find_parts_read(context), context.search.spec.thoughts
+    delimiters = None if own is None else (own.open, own.close)
 
-    limit = _find_limit(context)
+    async def count(text: str) -> int:
+        span = find_thought(text, delimiters) if reads == "answer" else None
+        return len(await tokenize(text if span is None else text[span.end :]))
 
     async def describe(index: int, pieces: Sequence[Piece]) -> PendingEntry:
         left_out = 0
@@ -114,6 +117,15 @@ def _split_thoughts(pieces: Sequence[Piece], thoughts: ThoughtSpec | None) -> _S
     return _Split([(text, kind) for text, kind in texts if text], answer, state)
 
 
+def _find_parts_read(context: StreamContext) -> Reads:
+    """Return the parts of candidates that the verifier reads; behind a branch it reads all of it."""
+    verifier = context.search.spec.verifier
+    if isinstance(verifier, GradedVerifier) and verifier.in_place is not False:
+        return "all"
+    reads: Reads = getattr(verifier, "reads", "all")
+    return reads
+
+
 def _find_limit(context: StreamContext) -> int | None:
     """Return the tokens that a candidate may have beside the question and what a verifier asks; ``None`` for any."""
     verifier = context.search.verifier
@@ -125,7 +137,7 @@ def _find_limit(context: StreamContext) -> int | None:
 
 def _count_read_tokens(context: StreamContext, data: dict[str, Any]) -> int:
     """Return the number of a candidate's tokens that the verifier reads."""
-    reads: Reads = getattr(context.search.spec.verifier, "reads", "all")
+    reads = _find_parts_read(context)
     parts = read_parts(data)
     if not parts or reads == "all":
         return int(data["tokens"])
