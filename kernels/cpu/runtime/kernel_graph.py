@@ -45,8 +45,9 @@ class KernelGraph:
 class KernelGraphCache(Generic[_T]):
     """Kernel graphs of computations that run one at a time, again and again, each under a key.
 
-    A computation is recorded when its key is new, which takes about as long as running it. It must read its inputs from
-    the same addresses each time; its result is valid until the next computation.
+    A computation is recorded when its key is new, which takes about as long as running it; the first ones, for which
+    there is not enough memory yet, are recorded when they come again. It must read its inputs from the same addresses
+    each time; its result is valid until the next computation.
     """
 
     def __init__(self) -> None:
@@ -75,15 +76,11 @@ class KernelGraphCache(Generic[_T]):
             graph.replay(num_parts)
             return result
         warmup.count_first_run()
-        graph, result = self._graphs[key] = self._record(work)
+        recording, result = record(work, self._arena)
+        # The work is not done again: it may have advanced the states of sequences.
+        if self._arena.is_too_small:
+            self._arena.grow()
+            self._graphs.clear()
+        else:
+            self._graphs[key] = KernelGraph(recording), result
         return result
-
-    def _record(self, work: Callable[[], _T]) -> tuple[KernelGraph, _T]:
-        while True:
-            try:
-                recording, result = record(work, self._arena)
-            except MemoryError:
-                self._arena.grow()
-                self._graphs.clear()
-            else:
-                return KernelGraph(recording), result

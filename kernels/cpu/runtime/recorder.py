@@ -38,10 +38,18 @@ class Arena:
     def __init__(self) -> None:
         self._halves = [torch.empty(0), torch.empty(0)]
         self._num_used = 0
+        self._num_needed = 0
+        """Floats that a half must have for what was allocated since the last growth."""
+
+    @property
+    def is_too_small(self) -> bool:
+        """True if something was allocated elsewhere, so that what is being recorded cannot be replayed."""
+        return self._num_needed > len(self._halves[0])
 
     def grow(self) -> None:
-        """Double the memory. What was recorded before must not be replayed any more."""
-        self._halves = [torch.empty(max(_MIN_ARENA_FLOATS, 2 * len(half))) for half in self._halves]
+        """Make the memory large enough, at least twice as large. What was recorded must not be replayed any more."""
+        size = max(_MIN_ARENA_FLOATS, 2 * len(self._halves[0]), self._num_needed)
+        self._halves = [torch.empty(size), torch.empty(size)]
 
     def swap_halves(self) -> None:
         """Allocate from the other half from now on, which overwrites what was allocated before the last swap."""
@@ -49,11 +57,12 @@ class Arena:
         self._num_used = 0
 
     def allocate(self, shape: Sequence[int]) -> Tensor:
-        """Return an uninitialised float32 tensor, aligned to 64 bytes. Raises ``MemoryError`` if the half is full."""
+        """Return an uninitialised float32 tensor, aligned to 64 bytes; with memory of its own if the half is full."""
         size = math.prod(shape)
         start, self._num_used = self._num_used, self._num_used + -(-size // 16) * 16
         if self._num_used > len(self._halves[0]):
-            raise MemoryError
+            self._num_needed = max(self._num_needed, self._num_used)
+            return torch.empty(shape)
         return self._halves[0][start : start + size].view(*shape)
 
 
@@ -78,8 +87,8 @@ active = _Active()
 def record(work: Callable[[], _T], arena: Arena) -> tuple[Recording, _T]:
     """Call ``work`` and return the kernels that it launched from this thread, and its result.
 
-    Anything that ``work`` does by other means than kernels is not recorded. Raises ``MemoryError`` if the arena is too
-    small.
+    Anything that ``work`` does by other means than kernels is not recorded. The result is right in any case, but cannot
+    be replayed if the arena was too small (``Arena.is_too_small``).
     """
     arena.swap_halves()
     active.recording = recording = Recording(arena)

@@ -16,6 +16,7 @@ from engine.protocol.types import Branch, Completion, EngineError, ScoreItem
 from engine.quantization.options import create_options
 from engine.quantization.quantize import quantize
 from engine.speculation.control.controller import FixedController
+from kernels.cpu.runtime import recorder
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import assert_equal_logits, float32_loss
 from tests.engine.helpers import SMALL, Harness, generate, score
@@ -45,6 +46,22 @@ def test_branches_of_one_prompt_fork_its_state(checkpoints: Checkpoints, kind: s
     found = Harness(checkpoints(kind)).complete(generate(PROMPT, BRANCHES, temperature=0.8, ignore_eos=True))
     assert [completion.cached_tokens for completion in found] == [0, *[len(PROMPT) - 1] * (len(BRANCHES) - 1)]
     assert_same(found, checkpoints, kind, PROMPT)
+
+
+@pytest.mark.parametrize("kind", mostly_long(HYBRIDS, every=2))
+def test_a_step_that_does_not_fit_into_the_recordings_memory_advances_states_once(
+    checkpoints: Checkpoints, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory grows with the first steps of each size, which must not be computed again."""
+    monkeypatch.setattr(recorder, "_MIN_ARENA_FLOATS", 64)
+    harness = Harness(checkpoints(kind))
+    prompts = [random_tokens(5 + 7 * index, index) for index in range(6)]
+    requests = [generate(prompt, [BRANCHES[0]], temperature=0.8, ignore_eos=True) for prompt in prompts]
+    events = [harness.submit(replace(request, request_id=str(index))) for index, request in enumerate(requests)]
+    harness.run()
+    for prompt, found in zip(prompts, events, strict=True):
+        [completion] = (event for event in found if isinstance(event, Completion))
+        assert completion.token_ids == complete_alone(checkpoints, kind, prompt, BRANCHES[0]).token_ids
 
 
 @pytest.mark.parametrize("kind", mostly_long(HYBRIDS, every=2))
