@@ -40,6 +40,8 @@ class Arena:
         self._num_used = 0
         self._num_needed = 0
         """Floats that a half must have for what was allocated since the last growth."""
+        self._others: list[Tensor] = []
+        """Tensors allocated elsewhere, whose memory kernels may read by its address as long as the arena's own."""
 
     @property
     def is_too_small(self) -> bool:
@@ -50,6 +52,10 @@ class Arena:
         """Make the memory large enough, at least twice as large. What was recorded must not be replayed any more."""
         size = max(_MIN_ARENA_FLOATS, 2 * len(self._halves[0]), self._num_needed)
         self._halves = [torch.empty(size), torch.empty(size)]
+
+    def release_others(self) -> None:
+        """Release what was allocated elsewhere by the recording before."""
+        self._others.clear()
 
     def swap_halves(self) -> None:
         """Allocate from the other half from now on, which overwrites what was allocated before the last swap."""
@@ -62,7 +68,8 @@ class Arena:
         start, self._num_used = self._num_used, self._num_used + -(-size // 16) * 16
         if self._num_used > len(self._halves[0]):
             self._num_needed = max(self._num_needed, self._num_used)
-            return torch.empty(shape)
+            self._others.append(torch.empty(shape))
+            return self._others[-1]
         return self._halves[0][start : start + size].view(*shape)
 
 
@@ -90,6 +97,7 @@ def record(work: Callable[[], _T], arena: Arena) -> tuple[Recording, _T]:
     Anything that ``work`` does by other means than kernels is not recorded. The result is right in any case, but cannot
     be replayed if the arena was too small (``Arena.is_too_small``).
     """
+    arena.release_others()
     arena.swap_halves()
     active.recording = recording = Recording(arena)
     try:
