@@ -2,9 +2,8 @@
 
 python -m benchmarks.verifiers.adapter --adapter FOLDER --out benchmarks/results/adapters
 
-FOLDER is an adapter that ``reasoner prm train --alora`` wrote for the bundled policy. Without one an untrained adapter
-with the default invocation is taken, which costs the same tokens and chooses at random. The second table has the time
-of steps with and without adapters on one thread, measured side by side.
+FOLDER is an adapter that ``reasoner prm train --alora`` wrote for the bundled policy. The second table has the time of
+steps with and without adapters on one thread, measured side by side.
 """
 
 from __future__ import annotations
@@ -17,17 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-
 from api.studies.known_answers import LabelledProblems
 from benchmarks.verifiers.adapter_steps import measure_steps
 from engine.core.local_engine import LocalEngine
-from engine.models.config import read_raw_config
-from engine.models.families.read import decoder_config
 from engine.protocol.options import EngineOptions
-from engine.text.tokenizer import Tokenizer
-from prm.training.adapter import JUDGE_FILE, AdapterPlan, find_judge_tokens
 from reasoner.admission.resolve import resolve_program_job
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.request import JobRequest
@@ -35,7 +27,7 @@ from reasoner.run import run_job
 
 BUNDLED = Path(__file__).parents[2] / "reasoner" / "bundled"
 VERIFIERS: Mapping[str, dict[str, object]] = {
-    "activated adapter": {"kind": "judge", "model": "judge"},
+    "activated adapter": {"kind": "graded", "model": "judge"},
     "PRM": {"kind": "prm", "model": "prm"},
     "prompts to the same model": {"kind": "judge"},
 }
@@ -48,48 +40,18 @@ STRATEGIES: Mapping[str, dict[str, object]] = {
 def main() -> None:
     """Write ``results.json`` and ``table.md``, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--adapter", type=Path, help="a trained adapter of the bundled policy")
+    parser.add_argument("--adapter", type=Path, required=True, help="a trained adapter of the bundled policy")
     parser.add_argument("--problems", type=int, default=100)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        adapter = options.adapter or _write_untrained(Path(name) / "judge")
-        rows = asyncio.run(_measure_searches(adapter, options.problems))
+        rows = asyncio.run(_measure_searches(options.adapter, options.problems))
         steps = measure_steps(Path(name))
     options.out.mkdir(parents=True, exist_ok=True)
-    is_trained = options.adapter is not None
-    (options.out / "results.json").write_text(
-        json.dumps({"is_trained": is_trained, "searches": rows, "steps": steps}, indent=2) + "\n"
-    )
+    (options.out / "results.json").write_text(json.dumps({"searches": rows, "steps": steps}, indent=2) + "\n")
     text = _write_tables(rows, steps)
     (options.out / "table.md").write_text(text)
     print(text)
-
-
-def _write_untrained(folder: Path) -> Path:
-    """Write an adapter of the policy whose update is zero, with the default invocation."""
-    policy = BUNDLED / "policy"
-    raw = read_raw_config(policy)
-    config = decoder_config(raw)
-    tokens = find_judge_tokens(Tokenizer(policy, config.vocab_size), AdapterPlan("", "", ""))
-    rows = config.heads * config.head_dim
-    matrices = {"A": torch.ones(4, config.hidden_size), "B": torch.zeros(rows, 4)}
-    name = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
-    folder.mkdir()
-    save_file(
-        {
-            name.format(layer, letter): matrix.clone()
-            for layer in range(config.num_layers)
-            for letter, matrix in matrices.items()
-        },
-        folder / "adapter_model.safetensors",
-    )
-    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["q_proj"]}
-    settings |= {"alora_invocation_tokens": list(tokens.invocation)}
-    (folder / "adapter_config.json").write_text(json.dumps(settings))
-    judge = {"invocation": tokens.invocation, "positive": tokens.positive, "negative": tokens.negative}
-    (folder / JUDGE_FILE).write_text(json.dumps(judge))
-    return folder
 
 
 async def _measure_searches(adapter: Path, count: int) -> list[dict[str, Any]]:

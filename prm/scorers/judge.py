@@ -10,23 +10,12 @@ Source: Kadavath et al. 2022, "Language Models (Mostly) Know What They Know", se
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from typing import Self
 
-from engine.protocol.types import (
-    EngineClient,
-    EngineError,
-    ModelInfo,
-    ScoreItem,
-    ScoreRequest,
-    TokenizeRequest,
-    Tokens,
-)
+from engine.protocol.types import EngineClient, EngineError, ModelInfo, TokenizeRequest, Tokens
 from prm.formats.base import Conversation, as_text, softmax
-from prm.scorers.grades import read_judge
 from prm.scorers.solutions import SolutionScorer
-from prm.scorers.steps import VerifierScores, read_scores
 
 TEMPLATE = (
     "Check whether a solution is right so far.\n\n"
@@ -34,35 +23,6 @@ TEMPLATE = (
     "Solution so far:\n{solution}\n\n"
     "Is every step of it right? Answer with Yes or No."
 )
-
-
-class BranchJudge:
-    """An adapter of the policy that was trained to judge its branches (``reasoner prm train --alora``).
-
-    It is asked behind the branch's own tokens. What an activated adapter computes is the invocation, and the branch's
-    last token if that was only sampled: all else are keys of the policy.
-    """
-
-    def __init__(self, engine: EngineClient, info: ModelInfo, pin_key: str | None = None) -> None:
-        """Raises ``EngineError`` for a model without the tokens of a judge."""
-        judge = read_judge(info)
-        if judge is None:
-            raise EngineError(f"model {info.id!r} has no tokens by which a judge is asked")
-        self.invocation = judge.invocation
-        self._token_ids: Tokens = (judge.positive, judge.negative)
-        self._engine, self._info, self._pin_key = engine, info, pin_key
-
-    async def score(self, branches: Sequence[Tokens], *, max_compute: int | None = None) -> list[VerifierScores]:
-        """Return one score for each branch, in order. ``max_compute`` bounds the tokens computed for one of them."""
-        request = ScoreRequest(
-            uuid.uuid4().hex,
-            self._info.id,
-            items=tuple(ScoreItem(((*branch, *self.invocation),), (0,)) for branch in branches),
-            token_ids=self._token_ids,
-            max_compute=max_compute,
-            pin_key=self._pin_key,
-        )
-        return await read_scores(self._engine, request, lambda logits: softmax(logits, 0))
 
 
 class Judge(SolutionScorer):

@@ -42,7 +42,7 @@ class GradePrompts:
         self._judge = read_judge(model)
         is_in_place = wrote_branches(model, context) if verifier.in_place is None else verifier.in_place
         if self._judge is not None:
-            _check_judge(verifier, model, is_in_place=is_in_place)
+            _check_judge(verifier, model, is_in_place=is_in_place and model.id != context.policy.id)
         if is_in_place and not wrote_branches(model, context):
             raise InvalidRequest(
                 f"verifier.in_place: only the model that wrote a branch can be asked behind it, and {model.id!r} is "
