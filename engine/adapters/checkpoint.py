@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +11,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.adapters.config import AdapterConfig, read_adapter_config
+from engine.adapters.judge import JUDGE_NOTE, load_judge
 from engine.protocol.types import EngineError
 from engine.weights.safetensors import inner_name
 
-JUDGE_FILE = "reasoner_judge.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _FLOATS = torch.float32, torch.float16, torch.bfloat16
@@ -95,22 +94,9 @@ def read_adapter(name: str, folder: Path) -> Adapter:
         factors[module] = Factors(down, up * config.find_scale(module))
     if not factors:
         raise EngineError(f"{folder / WEIGHTS_FILE} has no matrices")
-    return Adapter(name, folder, config, extra=_read_extra(folder), factors=factors)
-
-
-def _read_extra(folder: Path) -> dict[str, object]:
-    """Return the entry of a verifier's folder, whose tokens ``reasoner prm train --alora`` wrote."""
-    path = folder / JUDGE_FILE
-    if not path.exists():
-        return {}
-    try:
-        judge = json.loads(path.read_text(encoding="utf-8"))
-        tokens = [*judge["invocation"], judge["positive"], judge["negative"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EngineError(f"{path} is not readable: {error!r}; train the adapter again, or remove the file") from None
-    if not judge["invocation"] or not all(type(token) is int and token >= 0 for token in tokens):
-        raise EngineError(f"{path} must have the token ids invocation (a list), positive and negative")
-    return {"reasoner_judge": judge}
+    judge = load_judge(folder)
+    extra: dict[str, object] = {} if judge is None else {JUDGE_NOTE: judge.to_json()}
+    return Adapter(name, folder, config, extra=extra, factors=factors)
 
 
 def _read_tensors(path: Path) -> dict[tuple[str, str], Tensor]:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.adapters.judge import find_judge
 from engine.protocol.types import (
     Capability,
     EngineClient,
@@ -123,27 +124,6 @@ def _describe_scale(scale: Scale, criterion: str | None, is_reversed: bool) -> s
     return scale.describe(is_reversed=is_reversed, worst=worst, best=best)
 
 
-JUDGE_NOTE = "reasoner_judge"
-"""Key in ``ModelInfo.extra`` of an adapter that was trained to judge the branches of its base."""
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeTokens:
-    """The question that an adapter was trained on, and its two labels, as tokens."""
-
-    invocation: Tokens
-    positive: Token
-    negative: Token
-
-
-def read_judge(info: ModelInfo) -> JudgeTokens | None:
-    """Return the question of an adapter that was trained to judge; ``None`` for other models."""
-    note = info.extra.get(JUDGE_NOTE)
-    if not isinstance(note, Mapping):
-        return None
-    return JudgeTokens(tuple(note["invocation"]), note["positive"], note["negative"])
-
-
 class GradeReader:
     """Reads grades with one served model."""
 
@@ -166,7 +146,7 @@ class GradeReader:
         """
         if Capability.CONTINUATION not in info.capabilities:
             return cls(engine, info, scale, tokens=tuple(map(TextToken, scale.scores)), lead=(), pin_key=pin_key)
-        if (judge := read_judge(info)) is not None:
+        if (judge := find_judge(info)) is not None:
             own = Scale({"No": 0.0, "Yes": 1.0})
             return cls(engine, info, own, tokens=(judge.negative, judge.positive), lead=(), pin_key=pin_key)
         found = await find_label_tokens(engine, info.id, LEAD, scale.scores)

@@ -13,7 +13,6 @@ from its last checkpoint.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.adapters.judge import JudgeTokens
 from engine.text.tokenizer import Tokenizer
 from prm.records import BadRecord
 from prm.training.adapter_data import InvocationBatch, make_batches
@@ -34,8 +34,6 @@ from prm.training.probe_data import ProbeLabels, read_rollouts
 from prm.training.train import CLIP, SAVE_SECONDS, Progress, Trained, schedule
 from prm.training.validation import Validation, validate
 
-JUDGE_FILE = "reasoner_judge.json"
-"""File in the adapter's folder with the tokens of the question and of its two answers."""
 _ALPHA = 2
 """Scale of an update: ``lora_alpha`` over the rank."""
 
@@ -66,15 +64,6 @@ class AdapterPlan:
     rate: float = 3e-4
     seed: int = 0
     device: str = "cpu"
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeTokens:
-    """The tokens of a verdict: those that ask for it, and the two labels."""
-
-    invocation: tuple[int, ...]
-    positive: int
-    negative: int
 
 
 class _Trainee:
@@ -269,5 +258,5 @@ def _export(trainee: _Trainee, plan: AdapterPlan, out: Path, work: Path) -> None
     if plan.is_activated:
         settings["alora_invocation_tokens"] = list(tokens.invocation)
     save_adapter(made, trainee.parameters, settings)
-    (made / JUDGE_FILE).write_text(json.dumps(asdict(tokens)) + "\n")
+    tokens.save(made)
     made.rename(out)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from engine.adapters.judge import find_judge
 from engine.protocol.types import Capability, InvalidRequest, ModelInfo, TokenizeRequest, Tokens
 from prm.formats.base import as_text
-from prm.scorers.grades import ANSWER_ALONE, GradeQuestion, read_judge
+from prm.scorers.grades import ANSWER_ALONE, GradeQuestion
 from prm.scorers.next_turn import encode_next_turn
 from prm.scorers.templates import PromptTemplate
 from prm.scorers.verdict_formats import parse_check_template, parse_compare_template, read_prompt
@@ -39,7 +40,7 @@ class GradePrompts:
         self._reads = verifier.reads
         self._problem = _describe_problem(context.spec)
         self._turns: dict[str, Tokens] = {}
-        self._judge = read_judge(model)
+        self._judge = find_judge(model)
         is_in_place = wrote_branches(model, context) if verifier.in_place is None else verifier.in_place
         if self._judge is not None:
             _check_judge(verifier, model, is_in_place=is_in_place and model.id != context.policy.id)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from engine.adapters.judge import find_judge
 from engine.protocol.types import InvalidRequest
-from prm.scorers.grades import read_judge
 from prm.scorers.judge import Judge
 from prm.scorers.steps import VerifierScores
 from reasoner.jobs.verifier_specs import JudgeVerifier
@@ -22,7 +22,7 @@ async def open_judge(context: VerifierContext) -> NodeScorer:
     verifier = context.spec.verifier
     assert isinstance(verifier, JudgeVerifier)
     model = context.policy if verifier.model is None else context.verifier_model()
-    if read_judge(model) is not None:
+    if find_judge(model) is not None:
         raise InvalidRequest(
             f"verifier.kind: adapter {model.id!r} was trained on a question of its own, which is asked behind branches "
             f"by the verifier {json.dumps({'kind': 'graded', 'model': model.id})}",

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.adapters.judge import JUDGE_FILE
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError
@@ -41,6 +42,11 @@ def tensors(edit: Callable[[dict[str, torch.Tensor]], object]) -> Change:
         save_file(held, path)
 
     return change
+
+
+def judge(text: str) -> Change:
+    """Return a change that writes the file of an adapter that was trained to judge."""
+    return lambda folder: (folder / JUDGE_FILE).write_text(text).__str__()
 
 
 REFUSALS: list[tuple[Change, str]] = [
@@ -82,6 +88,10 @@ REFUSALS: list[tuple[Change, str]] = [
     (lambda folder: (folder / "adapter_config.json").write_text("[]").__str__(), "must be an object"),
     (lambda folder: (folder / "adapter_model.safetensors").unlink(), "is not a readable safetensors file"),
     (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 90).__str__(), "is not a readable"),
+    (judge("{"), "reasoner_judge.json is not readable: .* train the adapter again, or remove the file"),
+    (judge('{"invocation": [7], "positive": 5}'), "is not readable: KeyError"),
+    (judge('{"invocation": [], "positive": 5, "negative": 6}'), "must have the token ids invocation"),
+    (judge('{"invocation": [7], "positive": true, "negative": 6}'), "must have the token ids invocation"),
 ]
 
 

@@ -85,7 +85,7 @@ def test_settings_name_adapters_of_the_services_model(
     folder, model = save_adapter(tmp_path / "judge", checkpoints("qwen3")), checkpoints("qwen3")
     start = f"model = 'mine'\nprm = 'none'\n[models.mine]\npath = '{model}'\n"
     settings = configure(
-        f"{start}verifier = {{kind = 'judge', model = 'judge'}}\n[models.judge]\nadapter = '{folder.name}'\n"
+        f"{start}verifier = {{kind = 'graded', model = 'judge'}}\n[models.judge]\nadapter = '{folder.name}'\n"
     )
     settings.check_endpoints()
     arguments = build_parser().parse_args(engine_command(settings, [])[3:])

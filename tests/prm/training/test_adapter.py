@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from engine.adapters.judge import JUDGE_FILE
 from engine.protocol.types import ScoreItem
 from prm.records import BadRecord
-from prm.training.adapter import JUDGE_FILE, AdapterPlan, train_adapter
+from prm.training.adapter import AdapterPlan, train_adapter
 from prm.training.adapter_data import make_batches
 from prm.training.data import EncodedExample
 from prm.training.train import Trained

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.adapters.judge import JUDGE_NOTE
 from engine.protocol.types import (
     EngineUnavailable,
     InvalidRequest,
@@ -20,7 +21,6 @@ from engine.protocol.types import (
     ScoreResult,
     Token,
 )
-from prm.scorers.grades import JUDGE_NOTE
 from prm.scorers.next_turn import count_common
 from reasoner.jobs.journal import Entry, MemoryJournal
 from reasoner.jobs.spec import JobSpec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine.adapters.judge import JudgeTokens
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import InvalidRequest, TokenizeRequest
@@ -35,8 +35,7 @@ async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     adapters: dict[str, str | Path] = {}
     for name, fields in (("activated", {"alora_invocation_tokens": list(INVOCATION)}), ("plain", {})):
         adapters[name] = save_adapter(tmp_path / name, policy, modules=("q_proj", "up_proj"), **fields)
-        judge = {"invocation": INVOCATION, "positive": POSITIVE, "negative": NEGATIVE}
-        (tmp_path / name / "reasoner_judge.json").write_text(json.dumps(judge))
+        JudgeTokens(INVOCATION, POSITIVE, NEGATIVE).save(tmp_path / name)
     local = LocalEngine(
         {"policy": policy, "large": BUNDLED / "policy-large"}, EngineOptions(kv_tokens=16_384), adapters=adapters
     )
