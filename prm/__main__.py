@@ -23,8 +23,9 @@ from engine.protocol.types import EngineError
 from engine.threads.processors import choose_threads
 from prm.records import BadRecord
 from prm.training.adapter import AdapterPlan, train_adapter
+from prm.training.loop import Trained
 from prm.training.probe import ProbePlan, TrainedProbe, train_probe
-from prm.training.train import Trained, TrainPlan, train
+from prm.training.train import TrainPlan, train
 
 
 def main() -> int:

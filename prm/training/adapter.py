@@ -6,46 +6,36 @@ adapter (Greenewald et al., "Activated LoRA", 2025) counts in the invocation alo
 policy computed when it wrote. Generative verifiers: Zhang et al., 2024, section 3.1.
 
 The invocations after all steps of a solution are computed in one pass: each sees the branch up to its own step, by the
-attention mask, at the positions that it will have there. A run is determined by its settings and its data, and resumes
-from its last checkpoint.
+attention mask, at the positions that it will have there.
 """
 
 from __future__ import annotations
 
-import hashlib
-import shutil
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.adapters.judge import JudgeTokens
 from engine.text.tokenizer import Tokenizer
 from prm.records import BadRecord
 from prm.training.adapter_data import InvocationBatch, make_batches
-from prm.training.checkpoint import load_checkpoint, save_checkpoint
-from prm.training.data import EncodedExample, select_examples, split_examples, steps_per_epoch
+from prm.training.data import EncodedExample, TrainingData, split_examples
+from prm.training.loop import Progress, Trained, TrainingPlan, run_training
 from prm.training.lora import attach, list_parameters, save_adapter
 from prm.training.probe_data import ProbeLabels, read_rollouts
-from prm.training.train import CLIP, SAVE_SECONDS, Progress, Trained, schedule
-from prm.training.validation import Validation, validate
 
 _ALPHA = 2
 """Scale of an update: ``lora_alpha`` over the rank."""
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterPlan:
-    base: str
-    """Folder of the policy that made the rollouts."""
-    data: str
-    """File of rollouts (``prm.rollouts.file``)."""
-    out: str
-    """Folder of the adapter, which must not exist yet; the checkpoint is beside it during training."""
+class AdapterPlan(TrainingPlan):
+    """Settings of an adapter. ``base``: the policy that made the rollouts of ``data`` (``prm.rollouts.file``)."""
+
     is_activated: bool = True
     labels: ProbeLabels = "soft"
     rank: int = 16
@@ -54,33 +44,27 @@ class AdapterPlan:
     each verdict: a short one is as good."""
     positive: str = "Yes"
     negative: str = "No"
-    epochs: int = 1
-    batch: int = 32
-    """Number of solutions in an optimizer step."""
-    batch_tokens: int = 8192
-    """Maximum number of padded tokens in a forward pass (or one solution), which bounds memory."""
-    max_tokens: int = 4096
-    """Maximum length of a branch in tokens, also limited by the context; longer ones lose their last steps."""
     rate: float = 3e-4
-    seed: int = 0
-    device: str = "cpu"
 
 
-class _Trainee:
+class AdapterTrainee:
     """The frozen base with the adapter's modules."""
 
     def __init__(self, plan: AdapterPlan) -> None:
         self.model = _load(plan)
+        self._plan = plan
         tokenizer = Tokenizer(Path(plan.base), self.model.config.vocab_size)
         self.tokens = find_judge_tokens(tokenizer, plan)
         torch.manual_seed(plan.seed)
         modules, self._rows = attach(self.model, plan.rank, _ALPHA * plan.rank)
-        self.parameters = list_parameters(modules)
-        self._is_activated = plan.is_activated
+        self.trained = list_parameters(modules)
+
+    def make_batches(self, examples: Sequence[EncodedExample]) -> list[InvocationBatch]:
+        return make_batches(examples, self.tokens.invocation, self._plan.batch_tokens, self._plan.device)
 
     def compute_logits(self, batch: InvocationBatch) -> Tensor:
         """Return the logits ``[labels, vocab]`` behind the labelled invocations."""
-        self._rows.mask = batch.is_invocation if self._is_activated else None
+        self._rows.mask = batch.is_invocation if self._plan.is_activated else None
         device = batch.ids.device.type
         with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
             logits: Tensor = self.model(
@@ -102,52 +86,29 @@ class _Trainee:
         """Return the probabilities of the positive label against the other one."""
         return (logits[:, self.tokens.positive] - logits[:, self.tokens.negative]).sigmoid().tolist()
 
+    def export(self, folder: Path) -> None:
+        """Write the adapter in PEFT's format, with the tokens by which it is asked."""
+        settings: dict[str, Any] = {
+            "base_model_name_or_path": Path(self._plan.base).name,
+            "r": self._plan.rank,
+            "lora_alpha": _ALPHA * self._plan.rank,
+        }
+        if self._plan.is_activated:
+            settings["alora_invocation_tokens"] = list(self.tokens.invocation)
+        save_adapter(folder, self.trained, settings)
+        self.tokens.save(folder)
+
 
 def train_adapter(plan: AdapterPlan, progress: Progress, stopped: Callable[[], bool] = lambda: False) -> Trained | None:
     """Train, validate and write an adapter. Return ``None`` if stopped; the same call then resumes.
 
     Raises ``BadRecord`` for invalid data or settings, ``EngineError`` for an unusable tokenizer.
     """
-    out, work = Path(plan.out), Path(f"{plan.out}.work")
-    if out.exists():
-        raise BadRecord(f"{out} is there already: name another folder for the adapter")
-    trainee = _Trainee(plan)
-    learned, held_out, shortened = _read_data(plan, trainee)
-    optimizer = torch.optim.AdamW(trainee.parameters.parameters(), lr=plan.rate, weight_decay=0.0)
-    settings = _collect_settings(plan)
-    state = work / "state.safetensors"
-    step, seconds = load_checkpoint(state, trainee.parameters, optimizer, settings)
-    total = plan.epochs * steps_per_epoch(len(learned), plan.batch)
-    saved, running = time.monotonic(), 0.0
-    trainee.model.train()
-    while step < total:
-        started = time.monotonic()
-        group = [learned[index] for index in select_examples(step, len(learned), plan.batch, plan.seed)]
-        loss = _run_step(trainee, group, plan, optimizer=optimizer, factor=schedule(step, total))
-        step += 1
-        now = time.monotonic()
-        seconds += now - started
-        running = loss if running == 0 else 0.95 * running + 0.05 * loss
-        progress(step, total, f"loss {running:.4f}")
-        ending = stopped()
-        if ending or now - saved > SAVE_SECONDS:
-            save_checkpoint(state, trainee.parameters, optimizer, settings=settings, step=step, seconds=seconds)
-            saved = now
-        if ending:
-            return None
-    progress(total, total, "validating")
-    validation = _validate(trainee, held_out, plan)
-    _export(trainee, plan, out, work)
-    shutil.rmtree(work, ignore_errors=True)
-    return Trained(
-        plan.out,
-        total,
-        examples=len(learned),
-        held_out=len(held_out),
-        shortened=shortened,
-        seconds=seconds,
-        validation=validation,
-    )
+    plan.check()
+    trainee = AdapterTrainee(plan)
+    optimizer = torch.optim.AdamW(trainee.trained.parameters(), lr=plan.rate, weight_decay=0.0)
+    data = _read_data(plan, trainee)
+    return run_training(plan, trainee, optimizer=optimizer, data=data, progress=progress, stopped=stopped)
 
 
 def find_judge_tokens(tokenizer: Tokenizer, plan: AdapterPlan) -> JudgeTokens:
@@ -164,8 +125,6 @@ def find_judge_tokens(tokenizer: Tokenizer, plan: AdapterPlan) -> JudgeTokens:
 def _load(plan: AdapterPlan) -> Any:
     from transformers import AutoModelForCausalLM
 
-    if plan.device == "cuda" and not torch.cuda.is_available():
-        raise BadRecord("device 'cuda' is requested, but torch finds none here; use 'cpu'")
     try:
         model = AutoModelForCausalLM.from_pretrained(
             plan.base, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
@@ -182,8 +141,7 @@ def _load(plan: AdapterPlan) -> Any:
     return model.to(plan.device)
 
 
-def _read_data(plan: AdapterPlan, trainee: _Trainee) -> tuple[list[EncodedExample], list[EncodedExample], int]:
-    """Return training examples, validation examples, and the number of shortened ones."""
+def _read_data(plan: AdapterPlan, trainee: AdapterTrainee) -> TrainingData:
     config, size = trainee.model.config, len(trainee.tokens.invocation)
     longest = min(plan.max_tokens, getattr(config, "max_position_embeddings", plan.max_tokens) - size)
     eos = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
@@ -198,65 +156,4 @@ def _read_data(plan: AdapterPlan, trainee: _Trainee) -> tuple[list[EncodedExampl
         if kept:
             ids, labels = rollout.tokens[: kept[-1]], rollout.labels[: len(kept)]
             encoded.append(EncodedExample(rollout.question, ids, tuple(kept), labels))
-    learned, held_out = split_examples(encoded)
-    return learned, held_out, shortened
-
-
-def _collect_settings(plan: AdapterPlan) -> dict[str, Any]:
-    """Return the settings that determine the weights and thus identify the run."""
-    with open(plan.data, "rb") as file:
-        digest = hashlib.file_digest(file, "blake2b").hexdigest()[:16]
-    return {name: value for name, value in asdict(plan).items() if name != "out"} | {"data": digest}
-
-
-def _run_step(
-    trainee: _Trainee,
-    group: Sequence[EncodedExample],
-    plan: AdapterPlan,
-    optimizer: torch.optim.Optimizer,
-    factor: float,
-) -> float:
-    """Take an optimizer step on the mean loss of a group's labels; return that loss."""
-    count, loss = sum(len(example.labels) for example in group), 0.0
-    for batch in make_batches(group, trainee.tokens.invocation, plan.batch_tokens, plan.device):
-        part = trainee.compute_loss(trainee.compute_logits(batch), batch) / count
-        part.backward()  # type: ignore[no-untyped-call]
-        loss += float(part.detach())
-    nn.utils.clip_grad_norm_(trainee.parameters.parameters(), CLIP)
-    for options in optimizer.param_groups:
-        options["lr"] = plan.rate * factor
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss
-
-
-@torch.inference_mode()
-def _validate(trainee: _Trainee, examples: Sequence[EncodedExample], plan: AdapterPlan) -> Validation:
-    trainee.model.eval()
-    loss = 0.0
-    scores: list[float] = []
-    labels: list[float] = []
-    questions: list[str] = []
-    for batch in make_batches(examples, trainee.tokens.invocation, plan.batch_tokens, plan.device):
-        logits = trainee.compute_logits(batch)
-        loss += float(trainee.compute_loss(logits, batch))
-        scores += trainee.score(logits)
-        labels += batch.labels.tolist()
-        questions += batch.questions
-    return validate(loss / len(labels), scores, labels, questions)
-
-
-def _export(trainee: _Trainee, plan: AdapterPlan, out: Path, work: Path) -> None:
-    """Write the adapter's folder, atomically by a rename."""
-    made, tokens = work / "export", trainee.tokens
-    shutil.rmtree(made, ignore_errors=True)
-    settings: dict[str, Any] = {
-        "base_model_name_or_path": Path(plan.base).name,
-        "r": plan.rank,
-        "lora_alpha": _ALPHA * plan.rank,
-    }
-    if plan.is_activated:
-        settings["alora_invocation_tokens"] = list(tokens.invocation)
-    save_adapter(made, trainee.parameters, settings)
-    tokens.save(made)
-    made.rename(out)
+    return TrainingData(*split_examples(encoded), shortened)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +54,16 @@ class TrainingBatch:
     at: Tensor
     labels: Tensor
     questions: tuple[str, ...]
+
+
+class TrainingData(NamedTuple):
+    """Examples of one run."""
+
+    learned: list[EncodedExample]
+    held_out: list[EncodedExample]
+    """Examples for validation, of other questions."""
+    shortened: int
+    """Number of examples that lost steps, since they were too long."""
 
 
 def read_examples(path: Path, labels: Labels) -> Iterator[Example]:

@@ -16,7 +16,7 @@ from prm.records import BadRecord
 from prm.training.adapter import AdapterPlan, train_adapter
 from prm.training.adapter_data import make_batches
 from prm.training.data import EncodedExample
-from prm.training.train import Trained
+from prm.training.loop import Trained
 from tests.engine.adapters.lora import create_harness
 from tests.engine.conftest import save_checkpoint
 from tests.engine.helpers import SMALL, score

@@ -21,7 +21,8 @@ from engine.text.tokenizer import Tokenizer
 from prm.records import BadRecord
 from prm.scorers.steps import StepChain, StepScorer
 from prm.training.data import EncodedExample, Example, encode, make_batches, select_examples, split_examples
-from prm.training.train import Trained, TrainPlan, _run_backward, schedule, train
+from prm.training.loop import Trained, run_backward, schedule
+from prm.training.train import PrmTrainee, TrainPlan, train
 from prm.training.validation import auc
 from tests.prm.checkpoints import score_gap
 from tests.seeds import keep, shift
@@ -197,7 +198,7 @@ def test_the_loss_is_the_mean_cross_entropy_at_separators_for_any_batching(base:
     gradients = []
     for most in (1, 40, 1000):
         model.zero_grad()
-        loss = _run_backward(model, group, TrainPlan(str(base), "", "", batch_tokens=most))
+        loss = run_backward(PrmTrainee(model, TrainPlan(str(base), "", "", batch_tokens=most)), group)
         assert loss == pytest.approx(expected, abs=2 * gap)
         gradients.append(model.score.weight.grad.clone())
     # Gradients are sums of probability errors times hidden states: both have about a score's relative error.
