@@ -42,10 +42,17 @@ class VerifierSpec(StrictModel):
     """True if it compares two solutions, instead of scoring one unless ``also_scores``."""
     also_scores: ClassVar[bool] = False
     """True if one that compares scores single solutions, too."""
+    is_billed_by_solution: ClassVar[bool] = False
+    """True if each solution costs a question of about the same length, whatever it shares with others."""
     is_conclusive: ClassVar[bool] = False
     """True if a score of 1 is a fact, so that no answer can be better."""
     answer_language: ClassVar[str | None] = None
     """Language of the block of code that is the answer, unless the job says otherwise; ``None`` for any text."""
+
+    @property
+    def can_read_branches(self) -> bool:
+        """True if it may be asked behind the branch itself, and then reads all of it, thoughts included."""
+        return False
 
     @classmethod
     def can_score(cls) -> bool:

@@ -25,7 +25,6 @@ from reasoner.evaluation.plan import CEILING, StrategyCase
 from reasoner.evaluation.runs import Run
 from reasoner.evaluation.statistics import pass_at_n
 from reasoner.jobs.spec import JobSpec
-from reasoner.jobs.verifier_specs import GradedVerifier
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream
 from reasoner.strategies.registry import STRATEGIES, parse_params
@@ -100,8 +99,9 @@ class SamplePool:
             cost = (float(usage.verifier_computed - length), 0.0)
         else:
             cost = (float(question), (question + length - usage.verifier_computed) / shared)
-        asks = usage.verifier_generated or isinstance(search.spec.verifier, GradedVerifier)
-        verdict = usage.verifier_computed / len({max(text) for text in scored}) if asks and scored else None
+        verifier = search.spec.verifier
+        by_solution = usage.verifier_generated > 0 or (verifier is not None and verifier.is_billed_by_solution)
+        verdict = usage.verifier_computed / len({max(text) for text in scored}) if by_solution and scored else None
         return cls(search.spec, search.root, samples, usage, parameters, cost, verdict)
 
 

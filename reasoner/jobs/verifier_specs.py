@@ -186,6 +186,7 @@ class GradedVerifier(LanguageModelVerifier):
     scores_steps: ClassVar[bool] = True
     compares: ClassVar[bool] = True
     also_scores: ClassVar[bool] = True
+    is_billed_by_solution: ClassVar[bool] = True
     grades: Scale | dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(
         "A-T", description="Grades with their scores, or the name of a scale."
     )
@@ -208,6 +209,10 @@ class GradedVerifier(LanguageModelVerifier):
         if isinstance(self.grades, dict) and not 2 <= len(self.grades) <= MAX_LABELS:
             raise ValueError(f"'grades' needs 2 to {MAX_LABELS} grades, each with its score")
         return self
+
+    @property
+    def can_read_branches(self) -> bool:
+        return self.in_place is not False
 
     @property
     def grade_scores(self) -> dict[str, float]:

@@ -13,7 +13,6 @@ from engine.protocol.wire import read_tokens, write_tokens
 from reasoner.budget.usage import Usage
 from reasoner.jobs.candidate_spec import Piece
 from reasoner.jobs.thought_spec import ThoughtSpec
-from reasoner.jobs.verifier_specs import GradedVerifier
 from reasoner.search.brought.shorten import shorten
 from reasoner.search.replay import PendingEntry
 from reasoner.search.stream_context import StreamContext
@@ -118,9 +117,9 @@ def _split_thoughts(pieces: Sequence[Piece], thoughts: ThoughtSpec | None) -> _S
 
 
 def _find_parts_read(context: StreamContext) -> Reads:
-    """Return the parts of candidates that the verifier reads; behind a branch it reads all of it."""
+    """Return the parts of candidates that the verifier may read."""
     verifier = context.search.spec.verifier
-    if isinstance(verifier, GradedVerifier) and verifier.in_place is not False:
+    if verifier is None or verifier.can_read_branches:
         return "all"
     reads: Reads = getattr(verifier, "reads", "all")
     return reads

@@ -24,7 +24,7 @@ from reasoner.evaluation.suites.registry import load_problems, open_suite
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.sampling_spec import Sampling
-from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier
+from reasoner.jobs.verifier_specs import GradedVerifier, JudgeVerifier, PrmVerifier
 from reasoner.run import open_search, run_job
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Strategy
@@ -119,6 +119,25 @@ async def test_a_resample_of_the_whole_pool_has_the_bill_of_the_live_job() -> No
                 pytest.approx(alone.usage.verifier_computed),
             )
             assert by_case[name, 2, problem.id].tokens == pytest.approx(run.tokens / 4)
+
+
+async def test_a_resample_pays_one_question_for_each_solution_that_is_graded() -> None:
+    engine, problem, verifier = ScriptedEngine(context=3000), SUITE.problems[0], GradedVerifier()
+    setting = await EvaluationContext.of(SUITE, plan("best_of_n", 8), engine, verifier, Sampling(), 1, defaults=PLAIN)
+    spec = measure._create_spec(
+        setting, Stage("", "policy", 0, None, 8), problem, StrategyCase("best_of_n", "best_of_n")
+    )
+    strategy = STRATEGIES["best_of_n"]
+    async with open_search(spec, engine, MemoryJournal()) as search:
+        await strategy.run(search, strategy.params())
+        computed = search.ledger.usage.verifier_computed
+        whole, samples = _whole(search)
+        scored = {sample.node.completion_ids for sample in samples if sample.score is not None}
+        for drawn in (samples, samples[:3]):
+            resample = PoolSearch(whole, drawn, search.equivalence)
+            await strategy.run(resample, strategy.params())
+            graded = scored & {sample.node.completion_ids for sample in drawn}
+            assert resample.verifier_tokens == pytest.approx(computed * len(graded) / len(scored))
 
 
 async def test_strategies_choose_the_same_from_a_pool_resample_as_alone() -> None:
