@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
@@ -10,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engine.protocol.types import Branch, Capability, EngineUnavailable
+from engine.protocol.types import Branch, Capability
 from reasoner.admission.policy_checks import list_needs
 from reasoner.admission.refusal import JobRefused
 from reasoner.jobs.journal import Entry, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
+from tests.reasoner.crashes import check_budget_and_replay
 from tests.scripted import ANSWER, EOS, ScriptedEngine
 from tests.specs import build_spec
 
@@ -153,15 +153,4 @@ async def test_the_budget_is_kept_and_a_resumed_job_replays_what_was_given_up(
     name: str, verifier: str, seed: int, tokens: int, below: float, die_after: int
 ) -> None:
     spec = job(name, verifier, tokens, seed, below=below)
-    engine = LongSolutions(order=seed)
-    usage = (await run(spec, engine))[0].usage
-    assert engine.most <= tokens
-    assert usage.total == engine.total
-    journal = MemoryJournal()
-    with contextlib.suppress(EngineUnavailable):
-        await run_job(spec, LongSolutions(order=seed, die_after=die_after), journal)
-    outcome = await run_job(spec, LongSolutions(order=seed + 1), journal)
-    assert outcome.usage.total <= tokens
-    idle = LongSolutions()
-    again = await run_job(spec, idle, MemoryJournal(journal.entries))
-    assert (again.result, again.usage, idle.total) == (outcome.result, outcome.usage, 0)
+    await check_budget_and_replay(spec, LongSolutions, order=seed, die_after=die_after)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from engine.adapters.judge import JUDGE_NOTE
 from engine.protocol.types import (
-    EngineUnavailable,
     InvalidRequest,
     ModelInfo,
     ScoreRequest,
@@ -25,6 +23,7 @@ from prm.scorers.next_turn import count_common
 from reasoner.jobs.journal import Entry, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
+from tests.reasoner.crashes import check_budget_and_replay
 from tests.scripted import EOS, THOUGHT, ScriptedEngine
 from tests.specs import build_spec
 
@@ -231,16 +230,4 @@ async def test_grades_keep_the_budget_and_a_resumed_job_replays_them(
     strategy: str, seed: int, tokens: int, in_place: bool, repeats: int, die_after: int
 ) -> None:
     spec = job(strategy, tokens, seed, in_place=in_place, repeats=repeats, criteria=CRITERIA)
-    engine = Grader(order=seed)
-    usage = (await run_job(spec, engine, MemoryJournal())).usage
-    assert engine.most <= tokens
-    assert usage.total == engine.total
-    assert engine.outstanding == 0
-    journal = MemoryJournal()
-    with contextlib.suppress(EngineUnavailable):
-        await run_job(spec, Grader(order=seed, die_after=die_after), journal)
-    outcome = await run_job(spec, Grader(order=seed + 1), journal)
-    assert outcome.usage.total <= tokens
-    idle = Grader()
-    again = await run_job(spec, idle, MemoryJournal(journal.entries))
-    assert (again.result, again.usage, idle.total) == (outcome.result, outcome.usage, 0)
+    await check_budget_and_replay(spec, Grader, order=seed, die_after=die_after)

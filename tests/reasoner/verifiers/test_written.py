@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ from engine.protocol.types import (
     Branch,
     Completion,
     Delta,
-    EngineUnavailable,
     GenerateRequest,
     InvalidRequest,
     TokenLogprob,
@@ -25,6 +24,7 @@ from engine.protocol.types import (
 from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
+from tests.reasoner.crashes import check_budget_and_replay
 from tests.scripted import ScriptedEngine, is_verdict, is_written_verdict
 from tests.specs import build_spec
 
@@ -170,19 +170,7 @@ async def test_critiques_keep_the_budget_and_a_resumed_job_replays_them(
     strategy: str, seed: int, tokens: int, by_step: bool, die_after: int
 ) -> None:
     spec = job(strategy, seed, tokens, verifier=GENERATIVE | {"by_step": by_step})
-    engine = ScriptedEngine(order=seed, held=0.5)
-    usage = (await run_job(spec, engine, MemoryJournal())).usage
-    assert engine.most <= tokens
-    assert usage.total == engine.total
-    assert engine.outstanding == 0
-    journal = MemoryJournal()
-    with contextlib.suppress(EngineUnavailable):
-        await run_job(spec, ScriptedEngine(order=seed, die_after=die_after), journal)
-    outcome = await run_job(spec, ScriptedEngine(order=seed + 1), journal)
-    assert outcome.usage.total <= tokens
-    idle = ScriptedEngine()
-    again = await run_job(spec, idle, MemoryJournal(journal.entries))
-    assert (again.result, again.usage, idle.total) == (outcome.result, outcome.usage, 0)
+    await check_budget_and_replay(spec, partial(ScriptedEngine, held=0.5), order=seed, die_after=die_after)
 
 
 class Silent(ScriptedEngine):
