@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -239,3 +241,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise EngineError(f"{path} is not a JSON object")
     return value
+
+
+@contextmanager
+def name_bad_fields(path: Path) -> Iterator[None]:
+    """Raise ``EngineError`` naming the file where its reader lacks a field, or finds one of the wrong type."""
+    try:
+        yield
+    except KeyError as missing:
+        raise EngineError(f"{path} lacks {missing}") from None
+    except (TypeError, ValueError) as error:
+        raise EngineError(f"{path} has a value of the wrong type: {error}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.models.config import RawConfig
+from engine.models.config import RawConfig, name_bad_fields
 from engine.models.config_fields import READ, WITHOUT_INFLUENCE, UnsupportedField, refuse_unknown
 from engine.models.families.config import DecoderConfig, Head
 from engine.models.families.layers import read_multiplier, read_scales, read_softcap
@@ -31,14 +31,11 @@ def decoder_config(raw: RawConfig) -> DecoderConfig:
     """Read a config. Raises ``UnsupportedField`` if it asks for a feature that is not computed here, and another
     ``EngineError`` if it lacks a field or has one without meaning.
     """
-    try:
-        return _read_config(raw)
-    except KeyError as missing:
-        raise EngineError(f"{raw.folder / 'config.json'} lacks {missing}") from None
-    except (TypeError, ValueError) as error:
-        raise EngineError(f"{raw.folder / 'config.json'} has a value of the wrong type: {error}") from None
-    except EngineError as error:
-        raise type(error)(f"{raw.folder}: {error}") from None
+    with name_bad_fields(raw.folder / "config.json"):
+        try:
+            return _read_config(raw)
+        except EngineError as error:
+            raise type(error)(f"{raw.folder}: {error}") from None
 
 
 def _read_config(raw: RawConfig) -> DecoderConfig:

@@ -15,10 +15,13 @@ from engine.device import DeviceConfig, to_device
 from engine.models.config import read_json
 from engine.models.config_fields import refuse_unknown
 from engine.models.interface import Model
+from engine.models.rope import Rope, read_rope
 from engine.protocol.types import EngineError
 from engine.speculation.drafter import DraftRequest, StepResult
 from kernels.linear.fp32 import Linear
 
+_DEFAULT_THETA = 10_000.0
+"""Base of the rotary embedding where a config has none, as in the code of all public formats."""
 _SMALL = 1 << 18
 """Maximum number of elements of a small matrix: 1 MiB, which fits into a core's second-level cache."""
 
@@ -56,6 +59,14 @@ def read_count(path: Path, fields: dict[str, Any], name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise EngineError(f"{path}: {name} must be a whole number above 0, but is {value!r}")
     return value
+
+
+def read_head_rope(path: Path, fields: dict[str, Any], head_dim: int) -> Rope:
+    """Return the rotary embedding of a head's layers. Raises ``EngineError`` that names the file."""
+    try:
+        return read_rope(fields, head_dim, theta=_DEFAULT_THETA, partial=False)
+    except EngineError as error:
+        raise EngineError(f"{path}: {error}") from None
 
 
 def refuse_unknown_fields(path: Path, fields: dict[str, Any], known: set[str]) -> None:

@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from engine.attention.layer import HeadShape, LayerAttentionConfig
-from engine.models.config import ModelConfig, read_json
+from engine.models.config import ModelConfig, name_bad_fields, read_json
 from engine.models.config_fields import WITHOUT_INFLUENCE
-from engine.models.rope import Rope, read_rope
+from engine.models.rope import Rope
 from engine.protocol.types import EngineError
-from engine.speculation.drafters.head_config import fits, read_count, refuse_unknown_fields
+from engine.speculation.drafters.head_config import fits, read_count, read_head_rope, refuse_unknown_fields
 
 KIND = "dflash"
 _CLASSES = {"DFlashDraftModel", "Qwen3DFlashDraftModel"}
 _CLASS2 = "DFlash2DraftModel"
 """Class of heads with convolutions and a selector."""
-_DEFAULT_THETA = 10_000.0
-"""Base of the rotary embedding where a config has none, as in the format's own code."""
 _DEFAULT_EPS = 1e-6
 _DEFAULT_BLOCK = 16
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -97,12 +95,8 @@ def read_dflash_config(folder: Path, target: ModelConfig) -> DFlashConfig:
     """
     path = folder / "config.json"
     fields = read_json(path)
-    try:
+    with name_bad_fields(path):
         return _read_config(path, fields, target)
-    except KeyError as missing:
-        raise EngineError(f"{path} lacks {missing}") from None
-    except (TypeError, ValueError) as error:
-        raise EngineError(f"{path} has a value of the wrong type: {error}") from None
 
 
 def _read_config(path: Path, fields: dict[str, Any], target: ModelConfig) -> DFlashConfig:
@@ -136,7 +130,7 @@ def _read_config(path: Path, fields: dict[str, Any], target: ModelConfig) -> DFl
         intermediate_size=read_count(path, fields, "intermediate_size"),
         attention=attention,
         causal=tuple(layer.window is not None if is_causal is None else bool(is_causal) for layer in attention),
-        rope=_read_rope(path, {"max_position_embeddings": target.max_context} | fields, attention[0].head_dim),
+        rope=read_head_rope(path, {"max_position_embeddings": target.max_context} | fields, attention[0].head_dim),
         norm_eps=float(fields.get("rms_norm_eps", _DEFAULT_EPS)),
         target_layers=_read_target_layers(path, own["target_layer_ids"], target.num_layers),
         mask_token=mask,
@@ -165,13 +159,6 @@ def _read_attention(path: Path, fields: dict[str, Any]) -> tuple[LayerAttentionC
         )
         for kind in kinds
     )
-
-
-def _read_rope(path: Path, fields: dict[str, Any], head_dim: int) -> Rope:
-    try:
-        return read_rope(fields, head_dim, theta=_DEFAULT_THETA, partial=False)
-    except EngineError as error:
-        raise EngineError(f"{path}: {error}") from None
 
 
 def _read_target_layers(path: Path, indices: list[int], num_layers: int) -> tuple[int, ...]:

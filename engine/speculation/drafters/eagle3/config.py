@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.attention.layer import LayerAttentionConfig
-from engine.models.config import ModelConfig, read_json
+from engine.models.config import ModelConfig, name_bad_fields, read_json
 from engine.models.config_fields import WITHOUT_INFLUENCE
-from engine.models.rope import Rope, read_rope
+from engine.models.rope import Rope
 from engine.protocol.types import EngineError
-from engine.speculation.drafters.head_config import fits, read_count, refuse_unknown_fields
+from engine.speculation.drafters.head_config import fits, read_count, read_head_rope, refuse_unknown_fields
 
 KIND = "eagle3"
 _SPECULATORS_CLASSES = {"Eagle3Speculator", "Eagle3DraftModel"}
@@ -28,8 +28,6 @@ _LLAMA_CLASSES = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}
 _PLAIN_CLASS = "LlamaForCausalLM"
 """Class in configs that SafeAILab trained with; the same as that of a whole model."""
 _LAYER_TYPES = ("llama", "qwen3")
-_DEFAULT_THETA = 10_000.0
-"""Base of the rotary embedding where a config has none, as in both formats' own code."""
 _DEFAULT_EPS = 1e-6
 
 _HEAD_FIELDS = {
@@ -115,12 +113,8 @@ def read_eagle3_config(folder: Path, target: ModelConfig) -> Eagle3Config:
     """
     path = folder / "config.json"
     fields = read_json(path)
-    try:
+    with name_bad_fields(path):
         return _read_config(path, fields, target)
-    except KeyError as missing:
-        raise EngineError(f"{path} lacks {missing}") from None
-    except (TypeError, ValueError) as error:
-        raise EngineError(f"{path} has a value of the wrong type: {error}") from None
 
 
 def _read_config(path: Path, fields: dict[str, Any], target: ModelConfig) -> Eagle3Config:
@@ -149,7 +143,7 @@ def _read_config(path: Path, fields: dict[str, Any], target: ModelConfig) -> Eag
         intermediate_size=read_count(path, layer, "intermediate_size"),
         draft_vocab_size=draft_vocab,
         attention=attention,
-        rope=_read_rope(path, rope_fields, attention.head_dim),
+        rope=read_head_rope(path, rope_fields, attention.head_dim),
         norm_eps=float(layer.get("rms_norm_eps", _DEFAULT_EPS)),
         target_layers=_read_target_layers(path, fields, target.num_layers),
         has_attention_bias=bool(layer.get("attention_bias")),
@@ -198,13 +192,6 @@ def _read_attention(path: Path, layer: dict[str, Any], hidden: int, target: Mode
     if heads % kv_heads:
         raise EngineError(f"{path}: {heads} heads cannot share {kv_heads} key-value heads")
     return LayerAttentionConfig(heads, kv_heads, head_dim, head_dim**-0.5)
-
-
-def _read_rope(path: Path, layer: dict[str, Any], head_dim: int) -> Rope:
-    try:
-        return read_rope(layer, head_dim, theta=_DEFAULT_THETA, partial=False)
-    except EngineError as error:
-        raise EngineError(f"{path}: {error}") from None
 
 
 def _read_target_layers(path: Path, fields: dict[str, Any], num_layers: int) -> tuple[int, ...]:
