@@ -26,7 +26,9 @@ def main() -> None:
     parser.add_argument("--name", help="name of the suite in the table; default: the suite")
     parser.add_argument("--model", default="policy", help="a bundled model, a folder or a GGUF file (%(default)s)")
     parser.add_argument("--prm", help="a process reward model: a bundled one or a folder")
-    parser.add_argument("--probe", action="store_true", help="the model's own probe, if its folder has one")
+    parser.add_argument(
+        "--probe", nargs="?", const="", help="the model's probe: a folder, or without one that beside its weights"
+    )
     parser.add_argument("--adapter", help="NAME=FOLDER of an adapter of the model that was trained to judge")
     parser.add_argument("--graded", action="store_true", help="grades by the model itself, in place")
     parser.add_argument("--tournament", type=int, default=0, help="also a tournament by grades of so many samples")
@@ -43,7 +45,7 @@ def main() -> None:
             parser.error("give --suite, or --report-only")
         verifiers: dict[str, dict[str, Any]] = {
             **({"prm": {"kind": "prm", "model": "prm"}} if options.prm else {}),
-            **({"probe": {"kind": "probe"}} if options.probe else {}),
+            **({} if options.probe is None else {"probe": {"kind": "probe"}}),
             **(
                 {"graded": {"kind": "graded"}, "graded, both ways": {"kind": "graded", "repeats": 2}}
                 if options.graded
@@ -64,6 +66,7 @@ def main() -> None:
                     model=options.model,
                     prm=options.prm,
                     adapter=options.adapter,
+                    probe=options.probe or None,
                     verifiers=verifiers,
                     tournament=options.tournament,
                     problems=options.problems,

@@ -34,6 +34,8 @@ from reasoner.verifiers.context import VerifierContext
 from reasoner.verifiers.registry import open_scorer
 
 BUNDLED = Path(__file__).parents[2] / "reasoner" / "bundled"
+_GRADE_ROOM = 64
+"""Tokens of a question about two solutions."""
 POLICY = "policy"
 """Name of the model that writes, whichever it is."""
 
@@ -48,6 +50,8 @@ class Collection:
     model: str
     prm: str | None
     adapter: str | None
+    probe: str | None
+    """Folder of the model's probe, if it is not beside the weights."""
     verifiers: Mapping[str, dict[str, Any]]
     tournament: int
     problems: int
@@ -100,7 +104,7 @@ async def collect(plan: Collection) -> None:
     suite = open_suite(plan.suite, limit=plan.problems)
     models = {POLICY: _find(plan.model)} | ({"prm": _find(plan.prm)} if plan.prm else {})
     adapters = dict([plan.adapter.split("=", 1)]) if plan.adapter else {}
-    engine = LocalEngine(models, EngineOptions(), adapters=adapters)
+    engine = LocalEngine(models, EngineOptions(probe=plan.probe or "auto"), adapters=adapters)
     try:
         for seed in range(plan.seeds):
             for number, problem in enumerate(suite.problems, 1):
@@ -193,8 +197,11 @@ async def _score(
 async def _hold_tournament(
     plan: Collection, suite: Suite, problem: Problem, seed: int, engine: LocalEngine, nodes: Sequence[Node]
 ) -> tuple[int, bool, Cost] | None:
-    """Return the number of players, whether the winner is right, and the cost; ``None`` without two players."""
-    if len(nodes) < 2:
+    """Return the number of players, whether the winner is right, and the cost; ``None`` without two players, or where
+    the longest two do not fit into the context with the question and room for a grade."""
+    lengths = sorted(len(node.prefix) for node in nodes)
+    context = {info.id: info.context for info in await engine.models()}[POLICY]
+    if len(nodes) < 2 or lengths[-1] + lengths[-2] + _GRADE_ROOM > context:
         return None
     strategy = {"name": "select", "by": "tournament"}
     texts = [node.solution for node in nodes]

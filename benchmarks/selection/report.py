@@ -72,7 +72,9 @@ def measure(items: Sequence[Item]) -> list[Row]:
             equal = [_interpolate(grid, n * (1 + more), index) for index in range(len(items))]
             best = [best_at(item["right"], _fill_scores(item, name), n) for item in items]
             rows.append(_make_row(items, name, n, accuracy=best, vote=equal, reached=reached, cost=name))
-            weighed = [_vote(item, n, item["scores"][name]) for item in items]
+            weights = [item["scores"][name] for item in items]
+            is_plain = not any(score is not None for scores in weights for score in scores)  # votes are all equal then
+            weighed = grid[n] if is_plain else [_vote(item, n, own) for item, own in zip(items, weights, strict=True)]
             rows.append(
                 _make_row(items, f"{name}, weighted vote", n, accuracy=weighed, vote=equal, reached=reached, cost=name)
             )
