@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from benchmarks.selection.collect import read_items
 from benchmarks.selection.rules import best_at, pass_at, vote_at
 
 NS = (8, 16, 64)
+VOTE = "vote"
 _GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _NUM_RESAMPLES = 2000
 Item = Mapping[str, Any]
@@ -66,7 +67,7 @@ def measure(items: Sequence[Item]) -> list[Row]:
     for n in [n for n in NS if n in grid]:
         reached = [pass_at(item["right"], n) for item in items]
         vote = [_interpolate(grid, n, index) for index in range(len(items))]
-        rows.append(_make_row(items, "vote", n, accuracy=vote, vote=vote, reached=reached, cost=None))
+        rows.append(_make_row(items, VOTE, n, accuracy=vote, vote=vote, reached=reached, cost=None))
         for name in items[0]["scores"]:
             more = _cost_ratio(items, name)
             equal = [_interpolate(grid, n * (1 + more), index) for index in range(len(items))]
@@ -207,23 +208,30 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-_COLUMNS: Sequence[tuple[str, Callable[[Row], str]]] = (
-    ("suite", lambda row: row.suite),
-    ("rule", lambda row: row.rule),
-    ("n", lambda row: str(row.n)),
-    ("accuracy", lambda row: f"{row.accuracy:.3f}"),
-    ("vote at its tokens", lambda row: f"{row.vote:.3f}"),
-    ("pass@n", lambda row: f"{row.reached:.3f}"),
-    ("gap closed", lambda row: "–" if row.gap is None else f"{row.gap:.2f}"),
-    ("95 % interval", lambda row: "–" if row.low is None else f"{row.low:.2f} to {row.high:.2f}"),
-    ("verifier tokens for a generated one", lambda row: f"{row.more_tokens:.2f}"),
-    ("cached", lambda row: "–" if row.cached is None else f"{row.cached:.1%}"),
-    ("scored", lambda row: "–" if row.scored is None else f"{row.scored:.0%}"),
-    ("seconds for one of sampling", lambda row: f"{row.seconds:.2f}"),
-)
-
-
 def _format_table(rows: Sequence[Row]) -> str:
-    lines = [[name for name, _ in _COLUMNS], ["---"] * len(_COLUMNS)]
-    lines += [[show(row) for _, show in _COLUMNS] for row in rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+    """Return a line for each rule of a suite, with its accuracy at each n and the part of the gap that it closes."""
+    lines: dict[tuple[str, str], dict[int, Row]] = defaultdict(dict)
+    for row in rows:
+        lines[row.suite, row.rule][row.n] = row
+    names = ["suite", "rule", *(f"n = {n}" for n in NS), "verifier tokens for a generated one", "cached", "scored"]
+    cells = [[*names, "seconds for one of sampling"], ["---", "---", *["---:"] * (len(names) - 1)]]
+    for (suite, rule), by_n in lines.items():
+        one = next(iter(by_n.values()))
+        costs = ["–"] * 4
+        if rule != VOTE:
+            shares = ["–" if share is None else f"{share:.0%}" for share in (one.cached, one.scored)]
+            costs = [f"{one.more_tokens:.2f}", *shares, f"{one.seconds:.2f}"]
+        cells.append([suite, rule, *(_describe(by_n.get(n)) for n in NS), *costs])
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
+
+
+def _describe(row: Row | None) -> str:
+    """Return the accuracy and the gap that is closed with its interval; of the vote its accuracy and pass@n."""
+    if row is None:
+        return ""
+    if row.rule == VOTE:
+        return f"{row.accuracy:.3f} of {row.reached:.3f}"
+    if row.gap is None:
+        return f"{row.accuracy:.3f}"
+    interval = "" if row.low is None else f" ({row.low:.2f} to {row.high:.2f})"
+    return f"{row.accuracy:.3f}: {row.gap:.2f}{interval}"
