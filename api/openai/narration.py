@@ -30,8 +30,8 @@ class JobEnd:
 
     ``content`` is the chosen solution without its thought, ``other_contents`` are those of the alternatives.
     ``cuts`` has for each of them what ended it, if not the model did.
-    ``num_visible_tokens`` is the length of all that; if the model's thoughts are not known, estimated by the share of
-    the characters.
+    ``num_visible_tokens`` is the length of all that and of the calls of functions; if the model's thoughts are not
+    known, estimated by the share of the characters.
     """
 
     status: Status
@@ -162,7 +162,7 @@ class Narration:
     def _count_visible_tokens(
         self, solution: JobResult | Alternative, node: NodeView, content: str, counted: set[Node]
     ) -> int:
-        """Return the generated tokens of a solution's content. Tokens of the nodes in ``counted`` are none of them.
+        """Return the generated tokens of a solution's content and calls, without those of the nodes in ``counted``.
 
         The nodes that it has are added: those of a tree search may belong to several solutions.
         """
@@ -170,7 +170,8 @@ class Narration:
         counted.update(new)
         num_tokens = sum(each.written_tokens for each in new)
         if solution.text and node.thought is None:
-            return round(num_tokens * len(content) / len(solution.text))
+            shown = (strip_thinking(solution.text) or "") if solution.tool_calls else content
+            return round(num_tokens * len(shown) / len(solution.text))
         return num_tokens - sum(each.own_thought_tokens for each in new)
 
 

@@ -98,6 +98,11 @@ class FunctionReader:
         return bool(self._tools)
 
     @property
+    def has_rule(self) -> bool:
+        """True if a rule confirms answers, also those that are not stated."""
+        return self._spec.has_conclusive_verifier
+
+    @property
     def must_call(self) -> bool:
         """True if a solution that calls nothing has no answer."""
         return self._spec.tool_choice not in ("auto", "none")
@@ -134,6 +139,9 @@ async def read_end(node: Node, reason: Reason, answers: AnswerFinder, functions:
         return SolutionEnd(content=words)
     stopped = STOPPED_BY_REASON.get(reason, "inside")
     stated = await answers.find(text if words is None else words, stopped, has_thought=has_thought)
+    if stated is not None and stated.level == "flexible" and functions is not None and functions.has_functions:
+        # A number somewhere in a reply is not stated: it must not rank the reply behind calls and replies without one.
+        stated = stated if functions.has_rule else None
     if stated is not None:
         return SolutionEnd(stated.text, stated.level, content=words)
     if not words or reason != "stop" or functions is None or not functions.has_functions:

@@ -96,6 +96,19 @@ async def test_the_loop_of_call_result_and_answer(ai: AsyncOpenAI, bot: WeatherB
     assert [tool["content"] for tool in tools] == ["sunny", "9:00"]
 
 
+async def test_the_tokens_of_calls_are_no_reasoning(ai: AsyncOpenAI) -> None:
+    question: Any = {"model": MODEL, "extra_body": SEARCH, "stream_options": {"include_usage": True}, "stream": True}
+    chunks = await ai.chat.completions.create(messages=[QUESTION], tools=[WEATHER, TIME], **question)
+    [streamed] = [chunk.usage async for chunk in chunks if chunk.usage is not None]
+    whole = await ai.responses.create(model=MODEL, input="Weather?", tools=FLAT, extra_body=SEARCH)
+    answered: Any = whole.usage
+    counts = [
+        (streamed.completion_tokens, streamed.completion_tokens_details.reasoning_tokens),  # type: ignore[union-attr]
+        (answered.output_tokens, answered.output_tokens_details.reasoning_tokens),
+    ]
+    assert counts == [(8, 6)] * 2  # four solutions of two tokens each, of which one is shown
+
+
 async def test_a_stream_has_the_calls_in_pieces_by_index(ai: AsyncOpenAI) -> None:
     whole: Any = None
     async with ai.chat.completions.stream(

@@ -128,6 +128,21 @@ async def test_replies_in_words_vote_together_against_calls(texts: Any) -> None:
     assert len(required.result.votes) == 1
 
 
+async def test_a_number_in_a_reply_is_no_answer_that_is_stated(texts: Any) -> None:
+    outcome = await solve(texts("It is 21 degrees.", "The sun shines.", "At 9 it was 19.", write(("weather", PARIS))))
+    assert outcome.result.tool_calls == []
+    assert len(outcome.result.votes) == 2
+    assert outcome.result.abstained == 0
+    alone = await solve(texts("It is 21 degrees."), n=2)
+    assert (alone.result.answer, alone.result.answer_level) == ("It is 21 degrees.", "strict")
+
+
+async def test_a_rule_confirms_a_number_in_a_reply(texts: Any) -> None:
+    engine = texts("It is 21 degrees.", "The sun shines.", write(("weather", PARIS)))
+    outcome = await solve(engine, strategy="best_of_n", verifier={"kind": "numeric", "expected": 21})
+    assert (outcome.result.answer, outcome.result.confidence) == ("21", 1.0)
+
+
 async def test_calls_in_a_thought_are_no_answer(texts: Any) -> None:
     thought = f"<think>Perhaps {write(('clock', 'none'))}</think>"
     outcome = await solve(texts(thought + write(("weather", PARIS))), n=4)
@@ -301,3 +316,13 @@ async def test_turns_with_calls_are_ranked_by_grades_behind_the_conversation(tex
     asked = await engine.tokenize(TokenizeRequest("policy", "Grade this turn, its calls included", special=False))
     assert {part[:4] for part in engine.graded} == {engine.requests[0].prompt}
     assert all(asked == part[7 : 7 + len(asked)] for part in engine.graded)
+
+
+@pytest.mark.parametrize("other", ["It is sunny.", write(("weather", PARIS))])
+async def test_a_reply_with_a_number_is_chosen_by_its_grade(texts: Any, other: str) -> None:
+    texts(other, "It is 21 degrees.")
+    outcome = await solve(
+        TurnGrader(other, "It is 21 degrees."), strategy="best_of_n", n=8, verifier={"kind": "graded"}
+    )
+    assert outcome.result.content == "It is 21 degrees."
+    assert outcome.result.confidence == pytest.approx(1.0)
