@@ -66,6 +66,25 @@ def test_the_verifier_reads_cached_prefixes_and_no_token_is_billed_twice(service
     assert usage["verifier_computed"] + usage["verifier_cached"] == more_computed + more_cached - computed - cached
 
 
+def test_grades_behind_branches_read_the_cache_and_are_billed_as_the_server_counts(
+    service: Service, servers: Servers
+) -> None:
+    def read() -> tuple[float, float]:
+        return servers.policy.metric("vllm:prompt_tokens_total"), servers.policy.metric(GENERATED)
+
+    prompt, made = read()
+    spec = {"strategy": {"name": "best_of_n", "n": 16}, "seed": 4, "verifier": {"kind": "graded"}}
+    job = service.submit(PROBLEM, wait=120, **spec)
+    assert job["status"] == "completed", job["error"]
+    more_prompt, more_made = read()
+    usage = job["usage"]
+    grades = more_made - made - usage["generated"]  # each samples one token, which is not read
+    assert 0 < grades <= 16
+    verifier = usage["verifier_computed"] + usage["verifier_cached"]
+    assert usage["prompt"] + verifier == more_prompt - prompt + grades
+    assert usage["verifier_cached"] > 0.4 * verifier  # whole blocks of short branches
+
+
 def test_equal_seeds_give_equal_jobs(service: Service) -> None:
     spec = {"strategy": {"name": "best_of_n", "n": 8}, "seed": 7, "deterministic": True}
     first, second = (service.submit(PROBLEM, wait=120, **spec) for _ in range(2))

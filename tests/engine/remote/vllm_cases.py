@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from engine.protocol.types import (
 )
 from engine.remote.http import HttpEngine
 from prm.formats.registry import FORMAT_NOTE
+from prm.scorers.next_turn import encode_next_turn
 from tests.engine.helpers import generate, score
 
 BUNDLED = Path(__file__).parents[3] / "reasoner" / "bundled"
@@ -31,6 +33,8 @@ RECORDED = Path(__file__).parent / "recorded"
 QUESTION = [{"role": "user", "content": "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 45."}]
 TOLERANCE = 1e-3
 """Both compute in float32, whose rounding is a hundredth of this; a wrong token or position differs by whole units."""
+_BLOCK_TOKENS = 32
+"""The size of the servers' blocks of cached tokens."""
 _MODELS = {"policy": "policy", "prm": "prm", "last": "prm"}
 """The bundled models by server."""
 Case = Callable[[HttpEngine, LocalEngine], Awaitable[None]]
@@ -131,6 +135,24 @@ async def reads_verdicts_however_unlikely(vllm: HttpEngine, ours: LocalEngine) -
     assert first > -1.5
 
 
+async def reads_twenty_grades_behind_a_branch(vllm: HttpEngine, ours: LocalEngine) -> None:
+    """All log-probabilities are exact, not only those of the likeliest, and the branch's blocks are in the cache."""
+    prompt = await ours.tokenize(TokenizeRequest("policy", QUESTION))
+    [branch] = await collect(vllm, prompt, Branch(1, 1, 80), temperature=0.0)
+    question = await encode_next_turn(ours, "policy", "Grade this solution.", {})
+    graded = prompt + branch.token_ids + question
+    asked = score(ScoreItem((graded,), (0,)), model="policy", token_ids=tuple(range(100, 120)))
+    request = replace(asked, normalized=True)
+    [theirs], [expected] = await vllm.score(request), await ours.score(request)
+    assert theirs.values is not None
+    assert expected.values is not None
+    assert theirs.values[0] == pytest.approx(expected.values[0], abs=TOLERANCE)
+    assert len(set(theirs.values[0])) == 20
+    assert theirs.computed_tokens + theirs.cached_tokens == len(graded) + 1  # one is sampled
+    written = len(prompt) + len(branch.token_ids) - 1
+    assert written - _BLOCK_TOKENS < theirs.cached_tokens <= written
+
+
 async def reports_cached_tokens_until_the_cache_is_cleared(vllm: HttpEngine, ours: LocalEngine) -> None:
     prompt = (await ours.tokenize(TokenizeRequest("policy", QUESTION))) * 2
     await collect(vllm, prompt, Branch(1, 1, 2))
@@ -207,6 +229,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         keeps_a_stop_string_in_text_and_tokens,
         reports_log_probabilities,
         reads_verdicts_however_unlikely,
+        reads_twenty_grades_behind_a_branch,
         reports_cached_tokens_until_the_cache_is_cleared,
         names_what_was_wrong_with_a_request,
     ),
