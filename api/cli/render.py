@@ -98,6 +98,8 @@ def print_job(console: Console, job: Job, *, show_thought: bool = False) -> None
     console.print(
         Text(f"              {usage.pruned} tokens pruned{saved}, {usage.cached} prompt tokens from the cache")
     )
+    if usage.dropped:
+        console.print(Text(f"              {usage.dropped} tokens of thoughts dropped from the keys"))
     if usage.tool_calls:
         console.print(Text(f"              {usage.tool_calls} calls of Python, {usage.tool_seconds:.2f} s"))
     if usage.cost:

@@ -18,7 +18,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -103,6 +103,7 @@ class PageTable:
     row: int
     """Row of ``KVCache.page_table`` that mirrors ``pages`` for the kernels."""
     pages: list[int]
+    """Pages that are read, without those that were dropped."""
     namespace: str | None
     """Namespace of the radix tree that the pages are published in."""
     last_node: Node | None
@@ -115,6 +116,15 @@ class PageTable:
     """Node of the partial page after the shared ones, if this sequence published it. Only this sequence extends it."""
     state: SequenceState | None = None
     """The states of layers that have no keys, if the model has such layers."""
+    num_dropped_pages: int = 0
+    """Pages before the last ones that were dropped, so that the tokens after them are not published."""
+    held_pages: list[int] = field(default_factory=list)
+    """Dropped pages that are in the tree, where pages after them are in use."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the sequence's tokens, dropped ones included."""
+        return len(self.pages) + self.num_dropped_pages
 
 
 class KVCache:
@@ -305,7 +315,7 @@ class KVCache:
 
         Return ``False`` if memory is exhausted; the table keeps the pages it got.
         """
-        while len(table.pages) * self.page_size < tokens:
+        while table.num_pages * self.page_size < tokens:
             page = self._allocate()
             if page is None:
                 return False
@@ -328,6 +338,8 @@ class KVCache:
         With ``include_partial`` the last, partial page, too: its owner may still append to it, since readers copy only
         the slots that the tree's key names. Return the cached page that ends what is published, if there is any.
         """
+        if table.num_dropped_pages:
+            return table.last_node
         size = self.page_size
         while (table.num_shared_pages + 1) * size <= num_computed:
             start = table.num_shared_pages * size
@@ -345,13 +357,28 @@ class KVCache:
             self.tree.extend(table.partial_node, rest)
         return table.partial_node
 
+    def drop_pages(self, table: PageTable, places: Iterable[int]) -> None:
+        """Let a table lose pages, given their places among ``PageTable.pages`` in descending order.
+
+        What is computed later depends on that, so nothing of this table is published any more.
+        """
+        table.partial_node = None
+        for place in places:
+            page = table.pages.pop(place)
+            table.num_dropped_pages += 1
+            if page in self.tree.nodes:
+                table.held_pages.append(page)
+            else:
+                self.tree.release([page])
+        self.page_table[table.row, : len(table.pages)] = table.pages
+
     def close_table(self, table: PageTable) -> None:
         """Release every page: published ones stay cached until memory is needed, the others are free."""
         del self._tables[table.row]
         if self.states is not None and table.state is not None:
             self.states.close(table.state)
         # From the end, so that of pages released together the later ones are evicted first.
-        self.tree.release(table.pages[::-1])
+        self.tree.release([*table.pages[::-1], *table.held_pages])
         self._free_rows.append(table.row)
 
     def find_damaged(self, tables: Iterable[PageTable]) -> set[int]:
@@ -399,7 +426,7 @@ class KVCache:
         self.tree.check()
         self.pins.check()
         cached = [node.page for node in self.tree.walk()]
-        referenced = [page for table in self._tables.values() for page in table.pages]
+        referenced = [page for table in self._tables.values() for page in (*table.pages, *table.held_pages)]
         self.pool.check(cached + referenced)
         private = set(referenced) - set(cached)
         if self.pool.num_free + len(cached) + len(private) != self.pool.size:
@@ -411,7 +438,8 @@ class KVCache:
                 raise RuntimeError(f"row {table.row} does not mirror its table")
             shared = [node.page for node in self.cached_path(table)]
             num_published = table.num_shared_pages + (table.partial_node is not None)
-            if shared != table.pages[: len(shared)] or len(shared) != num_published:
+            is_held = table.num_dropped_pages and {*shared} <= {*table.pages, *table.held_pages}
+            if not is_held and (shared != table.pages[: len(shared)] or len(shared) != num_published):
                 raise RuntimeError(f"row {table.row} does not point at the cached pages of its tokens")
         if self.states is not None:
             states = [table.state for table in self._tables.values() if table.state is not None]
@@ -546,7 +574,7 @@ class KVCache:
         table.pages.append(page)
 
     def _locate_slot(self, table: PageTable, position: int) -> int:
-        page_index, offset = divmod(position, self.page_size)
+        page_index, offset = divmod(position - table.num_dropped_pages * self.page_size, self.page_size)
         return table.pages[page_index] * self.page_size + offset
 
     def _allocate(self) -> int | None:

@@ -16,14 +16,17 @@ from torch import Tensor
 from engine.adapters.checkpoint import Adapter
 from engine.adapters.config import CONFIG_FILE
 from engine.adapters.invocation import Invocation
+from engine.attention.layer import Span
 from engine.fingerprint import fingerprint
 from engine.gguf.folder import weight_files
+from engine.models.by_transformers.model import TransformersModel
 from engine.models.config import read_raw_config
 from engine.models.interface import Model
 from engine.protocol.options import EngineOptions
 from engine.protocol.request_checks import check_generate, check_score, check_tokens, require_ids
 from engine.protocol.types import (
     Branch,
+    Capability,
     EngineError,
     GenerateRequest,
     InvalidRequest,
@@ -35,6 +38,7 @@ from engine.runner.batch import ScheduledSequence
 from engine.runner.probe import ProbeReader, load_probe
 from engine.sampling.grammar import Grammar, GrammarCompiler
 from engine.sampling.logits_processors import Penalties
+from engine.scheduler.page_drops import PageDrops
 from engine.scheduler.sequence import GenerateSequence, Request, ScoreSequence, Sequence
 from engine.text.detokenizer import StopStrings, TextReader, decode_complete_text, find_incomplete_end
 from engine.text.tokenizer import Tokenizer
@@ -66,11 +70,11 @@ class LoadedModel:
         ``max_tokens`` bounds the context. ``template`` takes the place of the checkpoint's chat template.
         """
         self.config = config = model.config
+        self.decoder = model
         gguf = weight_files(folder)
         mark = fingerprint(folder, gguf)
         self.probe = load_probe(options.probe, folder, gguf=gguf, config=config, fingerprint=mark)
         self.tokenizer = Tokenizer(folder, config.vocab_size, template)
-        self.decoder = model
         self.info = ModelInfo(
             id=name,
             kind="classify" if config.num_labels else "generate",
@@ -84,6 +88,7 @@ class LoadedModel:
             fingerprint=mark,
             probe=None if self.probe is None else self.probe.info,
             chat_template=self.tokenizer.chat_template,
+            capabilities=frozenset(Capability) - (frozenset() if self._can_drop_pages() else {Capability.KV_BUDGET}),
         )
         self.adapters: dict[str, ModelInfo] = {}
         """Properties of the model with each of its adapters, by the adapter's name."""
@@ -91,6 +96,7 @@ class LoadedModel:
         """The adapters' indices and the tokens that activate them, by name."""
         self._eos = self._select_eos()
         self._max_sequences = options.max_waiting
+        self._page_size = options.page_size
         # Requests of one search have the same stop strings; the analysis of their tokens is cached.
         self._stop_strings = lru_cache(_STOPS)(partial(StopStrings, self.tokenizer))
         self._grammars = GrammarCompiler(self.tokenizer.to_json, config.vocab_size, self._eos)
@@ -115,6 +121,15 @@ class LoadedModel:
                 fingerprint=self.info.fingerprint and fingerprint(adapter.folder, config=CONFIG_FILE),
                 probe=None,  # which was fitted on states that adapters change
             )
+
+    def _can_drop_pages(self) -> bool:
+        """Return True if tokens may lose keys before them: layers that count or choose positions would see others, and
+        states have seen all."""
+        own = not isinstance(self.decoder, TransformersModel)
+        layers = self.config.attention
+        return (
+            own and not self.config.states and all(layer.indexer is None and layer.span == Span() for layer in layers)
+        )
 
     def _find_adapter(self, model: str, tokens: abc.Sequence[int], field: str) -> tuple[int, int]:
         """Return the index of the adapter that a request names as its model, and where it begins in these tokens."""
@@ -150,6 +165,7 @@ class LoadedModel:
                 )
         before = find_incomplete_end(self.tokenizer, prompt)
         adapter_index, adapter_start = self._find_adapter(request.model, prompt, "prompt")
+        may_drop = sampling.kv_budget is not None
         for index, branch in enumerate(request.branches):
             written = list(require_ids(branch.generated, "branches.generated"))
             tokens = [*prompt, *written]
@@ -180,6 +196,9 @@ class LoadedModel:
                     adapter_index=adapter_index,
                     adapter_start=adapter_start,
                     is_probed=request.probe,
+                    drops=PageDrops(sampling, len(prompt), _to_signed(branch.seed), self._page_size)
+                    if may_drop
+                    else None,
                 )
             )
 

@@ -45,11 +45,19 @@ def build_completion(sequence: GenerateSequence, finish: Finish) -> tuple[Delta 
         prompt_logprobs=None if sequence.prompt_logprobs is None else tuple(sequence.prompt_logprobs),
         drafted_tokens=sequence.num_drafted,
         accepted_tokens=sequence.num_accepted,
+        dropped_tokens=_count_dropped(sequence),
         probe=sequence.probe_score,
         token_texts=_read_token_texts(sequence),
     )
     last = _collect_remaining(sequence, text) if sequence.request.stream else None
     return (last if last and (last.text or last.token_ids) else None), completion
+
+
+def _count_dropped(sequence: GenerateSequence) -> int:
+    """Return the number of tokens whose keys were dropped to compute the new ones. The last one is not computed."""
+    if sequence.drops is None:
+        return 0
+    return sequence.drops.count_dropped(sequence.num_prefix_tokens - 1, sequence.num_read - 1)
 
 
 def _read_token_texts(sequence: GenerateSequence) -> dict[int, str]:

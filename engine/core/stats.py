@@ -32,6 +32,8 @@ class CoreStats:
     accepted_tokens: int
     """Draft tokens that were accepted, each of which saved a step."""
     scored_tokens: int
+    dropped_tokens: int
+    """Tokens whose keys were dropped for a bound on those of a thought."""
     preemptions: int
     offloading: OffloadingStats | None
     """Statistics of the cache's lower tier, if it has one."""
@@ -63,6 +65,7 @@ class CoreStats:
             drafted_tokens=speculation.drafted if speculation else 0,
             accepted_tokens=speculation.accepted if speculation else 0,
             scored_tokens=scored_tokens,
+            dropped_tokens=scheduler.num_dropped_tokens,
             preemptions=scheduler.num_preemptions,
             offloading=None if scheduler.loader is None else scheduler.loader.tier.stats,
         )

@@ -350,11 +350,12 @@ class StepRunner:
         page_size = self.cache.page_size
         before, sequence.num_computed = sequence.num_computed, sequence.num_computed + num_tokens
         completes_prefix = before < sequence.num_prefix_tokens <= sequence.num_computed
-        is_full = completes_prefix or sequence.num_computed // page_size > before // page_size
+        num_sharable = sequence.num_sharable
+        is_full = completes_prefix or num_sharable // page_size > before // page_size
         # A page that an unread token fills is shared when that is read (``_append_part``).
-        if is_full and sequence.tokens[sequence.num_computed - 1] != PENDING_TOKEN:
+        if is_full and sequence.tokens[num_sharable - 1] != PENDING_TOKEN:
             keys = sequence.cache_keys
-            self.cache.publish(sequence.pages, keys, sequence.num_computed, include_partial=completes_prefix)
+            self.cache.publish(sequence.pages, keys, num_sharable, include_partial=completes_prefix)
         return completes_prefix
 
     def _keep_snapshots(self, sequence: Sequence, work: StateWork) -> None:
@@ -452,7 +453,8 @@ class StepRunner:
         self.num_generated += len(indices)
         finish = find_finish(sequence, samples.tokens[indices[-1]], self.model.info.context)
         # Less than none: the next step is in flight and computes keys and values of the last token.
-        if finish is None and num_accepted < 0 and sequence.num_read % self.cache.page_size == 0:
+        is_page_end = sequence.drops is None and sequence.num_read % self.cache.page_size == 0
+        if finish is None and num_accepted < 0 and is_page_end:
             self.cache.publish(sequence.pages, sequence.cache_keys, sequence.num_read, include_partial=False)
             state = sequence.pages.state
             if state is not None and state.num_tokens == sequence.num_read:

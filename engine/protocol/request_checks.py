@@ -8,6 +8,7 @@ from typing import TypeGuard
 
 from engine.protocol.refusal import Refusal
 from engine.protocol.types import (
+    Capability,
     ConversationToken,
     EngineError,
     GenerateRequest,
@@ -119,6 +120,7 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
             )
     _check_sampling(request.sampling, model)
     _check_range("penalty_start", request.sampling.penalty_start, 0, len(request.prompt))
+    _check_kv_budget(request, model)
     _check_constraint(request)
     check_tokens(request.constraint_escape_tokens, model, "lifts_constraint")
     if request.timeout is not None and not 0 < request.timeout <= MAX_SECONDS:
@@ -126,6 +128,26 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
             f"timeout is {request.timeout}; it must be more than 0 and at most {MAX_SECONDS:g} seconds", "timeout"
         )
     _check_service(request)
+
+
+def _check_kv_budget(request: GenerateRequest, model: ModelInfo) -> None:
+    """Raise ``InvalidRequest`` for a bound on keys that the model cannot keep. Its size is checked where pages are."""
+    sampling = request.sampling
+    if sampling.kv_budget is None:
+        if sampling.kv_start is not None or sampling.kv_end:
+            raise InvalidRequest("kv_start and kv_end need a kv_budget", "kv_budget")
+        return
+    if Capability.KV_BUDGET not in model.capabilities:
+        raise InvalidRequest(
+            f"model {model.id!r} cannot drop keys of a thought: it has layers with states, windows or indexers, or is "
+            "run by transformers: leave kv_budget out",
+            "kv_budget",
+        )
+    if sampling.prompt_logprobs is not None:
+        raise InvalidRequest("kv_budget drops keys that prompt_logprobs are about: leave one of them out", "kv_budget")
+    _check_range("kv_budget", sampling.kv_budget, 1, MAX_COMPUTE)
+    _check_range("kv_start", sampling.kv_start, 0, len(request.prompt))
+    check_tokens(sampling.kv_end, model, "kv_end")
 
 
 def _check_constraint(request: GenerateRequest) -> None:

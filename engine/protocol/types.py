@@ -58,6 +58,7 @@ class Capability(StrEnum):
     CONSTRAINT_CONTINUATION = "constraint_continuation", "also goes on within such an answer"
     PENALTIES = "penalties", "has OpenAI's frequency and presence penalty, which count generated tokens alone"
     PENALTY_CONTINUATION = "penalty_continuation", "also counts the tokens of an answer that it goes on with"
+    KV_BUDGET = "kv_budget", "bounds the keys of a thought"
 
 
 FinishReason = Literal["stop", "length", "context", "timeout", "cancelled", "refused"]
@@ -136,6 +137,13 @@ class SamplingParams:
     """The number of most likely tokens whose log-probabilities are reported besides that of each new token."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt, all of which are then computed. Reported with the first branch."""
+    kv_budget: int | None = None
+    """The maximum number of tokens of a branch, prompt included, whose keys are kept while it thinks: beyond it pages
+    of the thought are dropped at random. The answer's keys stay. See ``engine.scheduler.page_drops``."""
+    kv_start: int | None = None
+    """The position in the prompt at which the thought begins; by default its end."""
+    kv_end: TokenIds = ()
+    """The tokens that end a thought; without any the whole text is one."""
 
     @property
     def counts_tokens(self) -> bool:
@@ -262,6 +270,8 @@ class Completion:
     """The probe's estimate that the solution ends right, read from the state that predicted the last of ``token_ids``;
     ``None`` if it was not requested or no token was sampled.
     """
+    dropped_tokens: int = 0
+    """The number of tokens whose keys were dropped for ``SamplingParams.kv_budget``."""
     thought: tuple[int, int] | None = None
     """The numbers of characters and of tokens at the beginning that are a thought, which has tokens alone if the server
     hides it; ``None`` if the server does not tell.

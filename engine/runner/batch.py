@@ -35,14 +35,18 @@ class DecodeRows:
         self._sequences = sequences
         self._table_rows = np.array([sequence.pages.row for sequence in sequences])
         self._query_lens = np.ones(len(sequences), np.int64)
+        self._drops_pages = any(sequence.drops is not None for sequence in sequences)
         self._adapters = list_adapters(sequences, [1] * len(sequences), [len(one.tokens) - 1 for one in sequences])
 
     def build(self, cache: KVCache, attention: LayerAttentionConfig) -> tuple[Batch, AttentionMetadata]:
         """Return the batch and its rows for the attention."""
         tokens = np.array([sequence.tokens[-1] for sequence in self._sequences])
         positions = np.array([sequence.num_computed for sequence in self._sequences])
+        contexts = positions + 1
+        if self._drops_pages:
+            contexts -= [sequence.pages.num_dropped_pages * cache.page_size for sequence in self._sequences]
         rows = lay_out(
-            cache, attention, table_rows=self._table_rows, queries=self._query_lens, contexts=positions + 1, trees={}
+            cache, attention, table_rows=self._table_rows, queries=self._query_lens, contexts=contexts, trees={}
         )
         return Batch(torch.from_numpy(tokens), torch.from_numpy(positions), adapters=self._adapters), rows
 
@@ -80,7 +84,7 @@ def build_batch(
             positions += range(start, end)
         table_rows.append(sequence.pages.row)
         queries.append(end - start)
-        contexts.append(end)
+        contexts.append(end - sequence.pages.num_dropped_pages * cache.page_size)
     rows = lay_out(
         cache,
         attention,

@@ -29,6 +29,7 @@ from operator import attrgetter
 from engine.cache.paged_kv import KVCache
 from engine.cache.radix_tree import Match, Node
 from engine.offloading.loads import Loader
+from engine.scheduler.page_drops import PageDrops
 from engine.scheduler.sequence import Request, ScoreSequence, Sequence
 
 MAX_BYPASSES = 128
@@ -82,6 +83,8 @@ class Scheduler:
         """Running sequences in the order of their start."""
         self.num_waiting = 0
         self.num_preemptions = 0
+        self.num_dropped_tokens = 0
+        """Tokens whose keys were dropped for a bound on those of a thought."""
         self.prompt_tokens = 0
         """Tokens of all sequences at their first admission."""
         self.cached_tokens = 0
@@ -150,7 +153,7 @@ class Scheduler:
         num_needed = 0
         for sequence in self.running:
             end = min(len(sequence.tokens), sequence.num_computed + self._step_tokens)
-            num_needed += max(0, -(-end // size) - len(sequence.pages.pages))
+            num_needed += max(0, -(-end // size) - sequence.pages.num_pages)
         return num_needed > num_available
 
     def check_invariants(self) -> None:
@@ -170,7 +173,7 @@ class Scheduler:
             cached = list(itertools.chain.from_iterable(node.key for node in self.cache.cached_path(table)))
             if len(cached) > sequence.num_computed or cached != sequence.cache_keys[: len(cached)]:
                 raise RuntimeError(f"row {table.row} published other tokens than it has computed")
-            if sequence.num_computed > len(table.pages) * self.cache.page_size:
+            if sequence.num_computed > table.num_pages * self.cache.page_size:
                 raise RuntimeError(f"row {table.row} has computed more tokens than its pages hold")
 
     # Running sequences.
@@ -181,13 +184,18 @@ class Scheduler:
         has_preempted = False
         for sequence in decoding:
             table = sequence.table
-            if table is not None and len(sequence.tokens) > len(table.pages) * self.cache.page_size:
+            if table is not None and sequence.drops is not None:
+                self._drop_due_pages(sequence, sequence.drops)
+            if table is not None and len(sequence.tokens) > table.num_pages * self.cache.page_size:
                 has_preempted |= self._make_room(sequence, len(sequence.tokens))
         scheduled = [(sequence, 1) for sequence in decoding]
         num_tokens = self._step_tokens - len(scheduled)
         for sequence in prompts:
             count = min(len(sequence.tokens) - sequence.num_computed, num_tokens)
             if count > 0:
+                if sequence.table is not None and sequence.drops is not None:
+                    self._drop_due_pages(sequence, sequence.drops)
+                    count = min(count, sequence.drops.count_until_next(sequence.num_computed))
                 has_preempted |= self._make_room(sequence, sequence.num_computed + count)
                 if sequence.table is not None:
                     scheduled.append((sequence, count))
@@ -213,6 +221,13 @@ class Scheduler:
         if len(decoding) > max_decoding:
             decoding = sorted(decoding, key=_get_rank)[:max_decoding]
         return decoding, sorted(prompts, key=_get_rank)
+
+    def _drop_due_pages(self, sequence: Sequence, drops: PageDrops) -> None:
+        """Drop pages of a sequence that has as many tokens as it may keep."""
+        places = drops.take_due(sequence.tokens, sequence.num_computed)
+        if places:
+            self.cache.drop_pages(sequence.pages, places)
+            self.num_dropped_tokens += len(places) * self.cache.page_size
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Reserve pages for ``num_tokens`` tokens; return True if sequences were preempted, perhaps this one, too."""
@@ -347,12 +362,12 @@ class Scheduler:
     def _register_pending_page(self, sequence: Sequence, admission: _Admission) -> None:
         """Register the page that a running sequence computes next, and the pages that its tokens still need."""
         size, table = self.cache.page_size, sequence.pages
-        if sequence.num_computed < sequence.num_prefix_tokens:
+        if sequence.num_computed < sequence.num_prefix_tokens and not table.num_dropped_pages:
             start = table.num_shared_pages * size
             key = tuple(sequence.cache_keys[start : min(start + size, sequence.num_prefix_tokens)])
             admission.pending_pages.setdefault((table.last_node or table.namespace, key), sequence)
         if len(sequence.tokens) - sequence.num_computed > 1:
-            admission.reserved_pages += max(0, -(-(len(sequence.tokens) + 1) // size) - len(table.pages))
+            admission.reserved_pages += max(0, -(-(len(sequence.tokens) + 1) // size) - table.num_pages)
 
     def _is_prefix_in_progress(self, sequence: Sequence, match: Match, admission: _Admission) -> bool:
         """Return True if another sequence computes the next page of this one, and shares enough to be worth waiting."""
@@ -385,6 +400,10 @@ class Scheduler:
         self.running[sequence] = None
         self._num_admissions += 1
         count = min(num_needed, num_tokens)
+        if sequence.drops is not None:
+            sequence.drops.reset()
+            self._drop_due_pages(sequence, sequence.drops)
+            count = min(count, sequence.drops.count_until_next(sequence.num_computed))
         if not self.cache.reserve(table, sequence.num_computed + count):
             raise RuntimeError("a sequence was admitted that does not fit")
         schedule.scheduled.append((sequence, count))

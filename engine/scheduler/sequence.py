@@ -17,6 +17,7 @@ from engine.offloading.loads import SequenceLoads
 from engine.protocol.types import Branch, Completion, Delta, EngineError, SamplingParams, ScoreResult, TokenLogprob
 from engine.sampling.grammar import Grammar, Words
 from engine.sampling.logits_processors import Ints, LogitsRow, Penalties
+from engine.scheduler.page_drops import PageDrops
 from engine.text.detokenizer import StopStrings, TextReader
 from kernels.linear.low_rank import NO_ADAPTER
 
@@ -93,6 +94,8 @@ class Sequence:
     """Load of its prefix from a lower tier while it waits."""
     claim: str | None = None
     """Key under which its pages are claimed after a preemption, until it runs again."""
+    drops: PageDrops | None = None
+    """Pages of its thought that are dropped, if their number is bounded."""
     error: EngineError | None = None
     """Reason why this sequence alone cannot go on; it ends once the results of its step are read."""
 
@@ -125,6 +128,12 @@ class Sequence:
         if self.adapter_index == NO_ADAPTER:
             return self.tokens
         return TaggedTokens(self.tokens, self.adapter_index, self.adapter_start)
+
+    @property
+    def num_sharable(self) -> int:
+        """Number of computed tokens whose pages may be shared while the sequence runs: of a thought that may lose pages
+        only those that it begins with, since pages of the tree are not free before the pages after them are."""
+        return self.num_computed if self.drops is None else min(self.num_computed, self.num_prefix_tokens)
 
     @property
     def max_cached(self) -> int:
@@ -199,10 +208,11 @@ class GenerateSequence(Sequence):
 
     @property
     def max_cached(self) -> int:
+        last = len(self.tokens) - 1
         if self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_len:
             # The next token's log-probability is read at the position before it.
-            return len(self.prompt_logprobs) - 1
-        return len(self.tokens) - 1
+            last = len(self.prompt_logprobs) - 1
+        return last if self.drops is None else min(last, self.drops.first_drop)
 
     @property
     def can_have_logits_processors(self) -> bool:

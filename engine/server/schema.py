@@ -142,6 +142,10 @@ class CompletionBody(_Body):
     min_tokens: _Count = 0
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    kv_budget: _Count | None = None
+    """As in ``SamplingParams`` (extension), like the next two."""
+    kv_start: _Count | None = None
+    kv_end: Annotated[list[_Count], Field(max_length=64)] = []
     echo: bool = False
     """True to begin each text with its prompt, and with the prompt's log-probabilities if ``logprobs`` is set."""
     stop: _Text | Annotated[list[_Text], Field(max_length=MAX_STOPS)] = []
@@ -227,6 +231,7 @@ class CompletionBody(_Body):
                 "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
                 "include_stop_str_in_output": self.stream_choices if stop_stays is None else stop_stays,
                 "stop_token_ids": tuple(self.stop_token_ids),
+                "kv_end": tuple(self.kv_end),
                 "prompt_logprobs": prompt_logprobs,
             }
         )

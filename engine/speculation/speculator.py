@@ -285,6 +285,7 @@ class Speculator:
                 and sequence.num_computed + 1 == num_tokens
                 and isinstance(sequence, GenerateSequence)
                 and sequence.request.allow_draft
+                and sequence.drops is None
             ):
                 # The step samples one token more than it accepts.
                 end = min(sequence.num_prefix_tokens + sequence.branch.max_tokens, self._context)
@@ -342,7 +343,7 @@ def _step_results(scheduled: abc.Sequence[ScheduledSequence], outcomes: abc.Sequ
     start = 0
     for sequence, num_tokens, draft in scheduled:
         draft_start = start + num_tokens
-        if isinstance(sequence, GenerateSequence) and sequence.table is not None:
+        if isinstance(sequence, GenerateSequence) and sequence.table is not None and sequence.drops is None:
             own_rows, indices = range(start, draft_start), accepted.get(sequence)
             rows = [*own_rows, *(draft_start + index for index in indices)] if indices else own_rows
             results.append(StepResult(sequence, sequence.num_computed - len(rows), rows))

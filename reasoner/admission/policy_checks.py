@@ -32,6 +32,7 @@ _SERVERS_WITH: Mapping[Capability, str] = {
     Capability.CONSTRAINT_CONTINUATION: "our engine",
     Capability.PENALTIES: "vLLM, SGLang or our engine",
     Capability.PENALTY_CONTINUATION: "our engine",
+    Capability.KV_BUDGET: "our engine whose layers all attend to all tokens",
 }
 _USES_OF_STRATEGIES: Mapping[Capability, str] = {
     Capability.CONTINUATION: "continues unfinished solutions",
@@ -41,15 +42,17 @@ _USES_OF_STRATEGIES: Mapping[Capability, str] = {
     Capability.CONSTRAINT_CONTINUATION: "continues unfinished solutions, here within a constraint",
     Capability.PENALTIES: "is sampled with penalties",
     Capability.PENALTY_CONTINUATION: "continues unfinished solutions, here with penalties",
+    Capability.KV_BUDGET: "bounds the keys of thoughts",
 }
 _CODES = {
     "constraint": "unsupported-constraint",
     "tools": "unsupported-tool",
     "sampling": "unsupported-penalty",
+    "sampling.kv_budget": "unsupported-kv-budget",
     "logprobs": "unsupported-logprobs",
     "strategy": "unsupported-strategy",
 }
-"""Code of a refusal, by the field of the need."""
+"""Code of a refusal, by the field of the need or the first part of its name."""
 
 
 def list_needs(spec: JobSpec, *, closes_thoughts: bool = False) -> Iterator[Need]:
@@ -68,6 +71,8 @@ def list_needs(spec: JobSpec, *, closes_thoughts: bool = False) -> Iterator[Need
             if is_part:
                 reason = f"counts the tokens of one request alone, and what follows {part} is another one"
                 yield Need(Capability.PENALTY_CONTINUATION, field, reason)
+    if spec.sampling.kv_budget is not None:
+        yield Need(Capability.KV_BUDGET, "sampling.kv_budget", "keeps the keys of all tokens")
     if spec.logprobs is not None:
         yield Need(Capability.PROMPT_LOGPROBS, "logprobs", "does not report those of a given text")
     of_strategy = _list_strategy_needs(spec, STRATEGIES[spec.strategy.name])
@@ -94,7 +99,8 @@ def find_refusal(spec: JobSpec, policy: ModelInfo, *, closes_thoughts: bool = Fa
             f"strategy {spec.strategy.name!r} {missing.reason}, which the server of model {policy.id!r} cannot do: "
             f"use one of {able}, or a model on {servers}"
         )
-    return JobRefused(_CODES[missing.field.partition(".")[0]], missing.field, message)
+    code = _CODES.get(missing.field) or _CODES[missing.field.partition(".")[0]]
+    return JobRefused(code, missing.field, message)
 
 
 def check_opened_policy(spec: JobSpec, policy: ModelInfo, thoughts: ThoughtFormat | None) -> None:

@@ -28,6 +28,8 @@ class Usage(StrictModel):
     """Solutions and pairs on which the verifier was asked and gave no verdict that could be read."""
     pruned: int = 0
     """Generated tokens of pruned branches."""
+    dropped: int = 0
+    """Tokens of thoughts whose keys were dropped for ``sampling.kv_budget``; they were generated and are billed."""
     saved: int = 0
     """Estimate of the tokens that solutions given up early would still have taken, by the mean length of the others."""
     tool_calls: int = 0

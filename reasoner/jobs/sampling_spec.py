@@ -45,6 +45,12 @@ class Sampling(StrictModel):
     thinking_tokens: Annotated[int, Field(ge=0, le=MAX_BUDGET_TOKENS)] | None = Field(
         None, description="As in budget: the smaller one holds."
     )
+    kv_budget: Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)] | None = Field(
+        None,
+        description="Most tokens of a solution, its prompt included, whose keys and values the engine keeps while it "
+        "thinks: beyond it pages of the thought are dropped at random, which changes what follows. The latest pages "
+        "and the answer stay. Without it all are kept.",
+    )
     max_tokens: MaxTokens | None = Field(
         None, description="Longest solution in tokens; without it the model's context is the limit."
     )

@@ -259,6 +259,8 @@ class Generation:
             drafted=arrived.drafted_tokens,
             accepted=arrived.accepted_tokens,
         )
+        if arrived.dropped_tokens:
+            spend = spend.model_copy(update={"dropped": arrived.dropped_tokens})
         if before.thinking is not None and after.thinking is not None:
             thought = after.thinking.num_tokens - before.thinking.num_tokens
             spend = spend.model_copy(update={"thought": thought})
@@ -332,6 +334,7 @@ def _join_segments(first: Completion, second: Completion) -> Completion:
         prompt_tokens=first.prompt_tokens + second.prompt_tokens,
         cached_tokens=first.cached_tokens + second.cached_tokens,
         logprobs=None,  # the text has the confidence of each token
+        dropped_tokens=first.dropped_tokens + second.dropped_tokens,
         drafted_tokens=first.drafted_tokens + second.drafted_tokens,
         accepted_tokens=first.accepted_tokens + second.accepted_tokens,
     )

@@ -24,6 +24,7 @@ from reasoner.search.branch_runner import BranchRunner
 from reasoner.search.branch_text import BranchText, StreamMonitor
 from reasoner.search.calls.functions import SolutionEnd, read_end
 from reasoner.search.generation import BranchPart, Generation, State, is_greedy, make_sampling_params
+from reasoner.search.kv_budget import bound_keys
 from reasoner.search.replay import ARRIVED_AT_SHUTDOWN, BILLED_ONLY, PendingEntry
 from reasoner.search.rules.chain import make_rules
 from reasoner.search.rules.rule import BranchOptions, NewBranch
@@ -172,6 +173,8 @@ class Stream:
                 NewBranch(search, parent, options, is_step_limit=options.steps is not None and max_tokens < most)
             )
             sampling = _count_earlier_tokens(params[parent.policy], parent)
+            if sampling.kv_budget is not None:
+                sampling = bound_keys(sampling, search.policy(parent).thoughts, parent)
             for index in range(parent.num_children_requested, parent.num_children_requested + count):
                 branch = Generation(
                     op, (*parent.path, index), sampling=sampling, recorded=start, rules=rules, wave=self._calls

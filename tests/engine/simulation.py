@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import KVCache, PageTable
+from engine.protocol.types import SamplingParams
+from engine.scheduler.page_drops import PageDrops
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import Request, Sequence
 
@@ -27,10 +28,38 @@ _MODULUS = 1_000_003
 """Modulus of the marks, below which float32 is exact."""
 
 
+@dataclass(frozen=True)
+class Bound:
+    """A bound on the keys of a branch: its tokens, and the length of the prompt that stays."""
+
+    tokens: int
+    start: int
+
+    def create_drops(self, seed: int) -> PageDrops:
+        return PageDrops(SamplingParams(kv_budget=self.tokens, kv_start=self.start), self.start, seed, PAGE)
+
+
+def bounded_marks(namespace: str | None, tokens: Items[int], drops: PageDrops | None) -> tuple[list[int], list[int]]:
+    """Return the marks of all slots of a sequence, and those of its pages that are not dropped.
+
+    A mark depends on the pages that were dropped before it.
+    """
+    found, kept, lost = [sum(map(ord, namespace or ""))], list[int](), 0
+    if drops is not None:
+        drops.reset()
+    for position, token in enumerate(tokens):
+        for place in drops.take_due(tokens, position) if drops is not None else ():
+            lost += 1009 * kept.pop(place) + 17
+        if position % PAGE == 0:
+            kept.append(position // PAGE)
+        found.append((found[-1] * 31 + token + 7 + lost) % _MODULUS)
+    every = found[1:]
+    return every, [mark for page in kept for mark in every[page * PAGE : (page + 1) * PAGE]]
+
+
 def marks(namespace: str | None, tokens: Items[int]) -> list[int]:
-    """Return the marks of a sequence's slots."""
-    start = sum(map(ord, namespace or ""))
-    return list(accumulate(tokens, lambda mark, token: (mark * 31 + token + 7) % _MODULUS, initial=start))[1:]
+    """Return the marks of the slots of a sequence that loses no page."""
+    return bounded_marks(namespace, tokens, None)[0]
 
 
 def slots(cache: KVCache) -> list[Tensor]:
@@ -39,17 +68,20 @@ def slots(cache: KVCache) -> list[Tensor]:
     return [numbers] if cache.scales is None else [numbers.view(torch.int8), cache.scales[0, 0, 0]]
 
 
-def write_marks(cache: KVCache, table: PageTable, tokens: Items[int], start: int, end: int) -> None:
+def write_marks(
+    cache: KVCache, table: PageTable, tokens: Items[int], start: int, end: int, drops: PageDrops | None = None
+) -> None:
     """Write the slots from ``start`` to ``end``. In 8 bits the scale holds the part of a mark that is too large."""
     views = slots(cache)
-    for position, mark in enumerate(marks(table.namespace, tokens[:end])[start:], start):
-        place = table.pages[position // cache.page_size], position % cache.page_size
+    for position, mark in enumerate(bounded_marks(table.namespace, tokens[:end], drops)[0][start:], start):
+        place = table.pages[position // cache.page_size - table.num_dropped_pages], position % cache.page_size
         for view, part in zip(views, [mark] if len(views) == 1 else [mark % 101, mark // 101], strict=True):
             view[place] = part
 
 
 def read_marks(cache: KVCache, table: PageTable, count: int) -> list[int]:
-    """Return the first ``count`` marks in the table."""
+    """Return the marks of the first ``count`` tokens, without those that were dropped."""
+    count -= table.num_dropped_pages * cache.page_size
     pages = torch.tensor(table.pages, dtype=torch.long)
     parts = [view[pages].flatten()[:count].long() for view in slots(cache)]
     whole: list[int] = (parts[0] if len(parts) == 1 else parts[0] + 101 * parts[1]).tolist()
@@ -61,11 +93,13 @@ def draw(seed: int, read: Items[int]) -> int:
     return (sum(read) * 7 + seed * 13 + len(read)) // 5 % VOCABULARY
 
 
-def reference(namespace: str | None, tokens: Items[int], seed: int, length: int) -> list[int]:
+def reference(
+    namespace: str | None, tokens: Items[int], seed: int, length: int, bound: Bound | None = None
+) -> list[int]:
     """Return the whole branch as generated without a cache."""
-    whole = list(tokens)
+    whole, drops = list(tokens), None if bound is None else bound.create_drops(seed)
     while len(whole) < length:
-        whole.append(draw(seed, marks(namespace, whole)))
+        whole.append(draw(seed, bounded_marks(namespace, whole, drops)[1]))
     return whole
 
 
@@ -78,9 +112,19 @@ class Branch:
     prompt: list[int]
     seed: int
     length: int
+    bound: Bound | None = None
     tokens: list[int] = field(default_factory=list)
     """All tokens, set when the branch has ended."""
     whole: bool = False
+
+
+class Bounded(Sequence):
+    """A sequence whose keys may be bounded like those of a branch that generates."""
+
+    @property
+    def max_cached(self) -> int:
+        last = len(self.tokens) - 1
+        return last if self.drops is None else min(last, self.drops.first_drop)
 
 
 class Simulation:
@@ -127,13 +171,21 @@ class Simulation:
         deadline: float = math.inf,
         namespace: str | None = None,
         pin_key: str | None = None,
+        bound: Bound | None = None,
     ) -> Request:
         """Submit one request with a branch for each prompt. Indices count through all requests."""
         request = Request(f"job-{self._count}", lambda _: None, deadline, False, priority, namespace, pin_key)
         for prompt in prompts:
-            sequence = Sequence(request=request, index=self._count, tokens=list(prompt), num_prefix_tokens=len(prompt))
+            seed = self._count % 2
+            sequence = Bounded(
+                request=request,
+                index=self._count,
+                tokens=list(prompt),
+                num_prefix_tokens=len(prompt),
+                drops=None if bound is None else bound.create_drops(seed),
+            )
             request.sequences.append(sequence)
-            self.branches[sequence] = Branch(namespace, pin_key, list(prompt), self._count % 2, length)
+            self.branches[sequence] = Branch(namespace, pin_key, list(prompt), seed, length, bound)
             self._count += 1
         self.requests.append(request)
         self.scheduler.add(request)
@@ -146,8 +198,9 @@ class Simulation:
         assert 0 < total <= self.step_tokens
         self.computed += total
         for sequence, count in schedule.scheduled:
+            end = sequence.num_computed + count
             write_marks(
-                self.cache, sequence.pages, sequence.tokens, sequence.num_computed, sequence.num_computed + count
+                self.cache, sequence.pages, sequence.tokens, sequence.num_computed, end, self._create_drops(sequence)
             )
         for sequence, count in schedule.scheduled:
             self._commit(sequence, count)
@@ -173,16 +226,21 @@ class Simulation:
         """Check every invariant, and that every page table leads to the slots of its own tokens."""
         self.scheduler.check_invariants()
         for sequence in self.scheduler.running:
-            expected = marks(sequence.request.namespace, sequence.tokens[: sequence.num_computed])
+            tokens, drops = sequence.tokens[: sequence.num_computed], self._create_drops(sequence)
+            _, expected = bounded_marks(sequence.request.namespace, tokens, drops)
             assert read_marks(self.cache, sequence.pages, sequence.num_computed) == expected
         if not self.busy:
             assert self.cache.num_available_pages == self.cache.pool.size
+
+    def _create_drops(self, sequence: Sequence) -> PageDrops | None:
+        branch = self.branches[sequence]
+        return None if branch.bound is None else branch.bound.create_drops(branch.seed)
 
     def _commit(self, sequence: Sequence, count: int) -> None:
         before, sequence.num_computed = sequence.num_computed, sequence.num_computed + count
         completes = before < sequence.num_prefix_tokens <= sequence.num_computed
         if completes or sequence.num_computed // PAGE > before // PAGE:
-            self.cache.publish(sequence.pages, sequence.tokens, sequence.num_computed, include_partial=completes)
+            self.cache.publish(sequence.pages, sequence.tokens, sequence.num_sharable, include_partial=completes)
         if sequence.num_computed < len(sequence.tokens):
             return
         branch = self.branches[sequence]
@@ -199,5 +257,6 @@ class Simulation:
     def _end(self, sequence: Sequence, *, whole: bool) -> None:
         branch = self.branches.pop(sequence)
         branch.tokens, branch.whole = sequence.tokens, whole
-        assert branch.tokens == reference(branch.namespace, branch.prompt, branch.seed, len(branch.tokens))
+        length = len(branch.tokens)
+        assert branch.tokens == reference(branch.namespace, branch.prompt, branch.seed, length, branch.bound)
         self.ended.append(branch)

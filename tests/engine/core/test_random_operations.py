@@ -10,13 +10,15 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.engine.simulation import PAGE, VOCABULARY, Branch, Simulation
+from tests.engine.simulation import PAGE, VOCABULARY, Bound, Branch, Simulation
 
 PAGES = 14
 TOKENS = st.integers(0, VOCABULARY - 1)
 PROMPTS = st.lists(TOKENS, min_size=1, max_size=30)
 NAMESPACES = st.sampled_from([None, None, None, "a", "b"])
 PIN_KEYS = st.sampled_from([None, "first", "second", "third"])
+ROOMS = st.sampled_from([None, None, 4, 5])
+"""Pages that a bounded branch keeps of what it generates."""
 PRIORITIES = st.sampled_from([0, 0, 0, -1, 1])
 
 seen: dict[str, int] = {}
@@ -43,7 +45,7 @@ class Traffic(RuleBasedStateMachine):
 
     @rule(
         prompt=PROMPTS, count=st.integers(1, 5), more=st.integers(1, 24), namespace=NAMESPACES, pin_key=PIN_KEYS,
-        priority=PRIORITIES, deadline=st.sampled_from([float("inf"), 5.0, 50.0]),
+        priority=PRIORITIES, deadline=st.sampled_from([float("inf"), 5.0, 50.0]), room=ROOMS,
     )  # fmt: skip
     def submit(
         self,
@@ -54,8 +56,10 @@ class Traffic(RuleBasedStateMachine):
         pin_key: str | None,
         priority: int,
         deadline: float,
+        room: int | None,
     ) -> None:
-        self._submit([prompt] * count, more, namespace, pin_key, priority, deadline)
+        bound = None if room is None else Bound((-(-len(prompt) // PAGE) + room) * PAGE, len(prompt))
+        self._submit([prompt] * count, more, namespace, pin_key, priority, deadline, bound)
 
     @precondition(lambda self: self.engine.ended)
     @rule(data=st.data(), more=st.integers(1, 12), pin_key=PIN_KEYS, priority=PRIORITIES)
@@ -65,7 +69,8 @@ class Traffic(RuleBasedStateMachine):
         cuts = data.draw(st.lists(st.integers(1, len(parent.tokens)), min_size=1, max_size=4))
         ends = data.draw(st.lists(TOKENS, max_size=2))
         prompts = [(parent.tokens[:cut] + ends)[: PAGES * PAGE - 1] for cut in cuts]
-        self._submit(prompts, more, parent.namespace, pin_key, priority, float("inf"))
+        bound = parent.bound if parent.bound is not None and min(map(len, prompts)) >= parent.bound.start else None
+        self._submit(prompts, more, parent.namespace, pin_key, priority, float("inf"), bound)
 
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:
@@ -113,7 +118,7 @@ class Traffic(RuleBasedStateMachine):
             self.engine.cache.clear()
             assert self.engine.cache.pool.num_free == PAGES
             scheduler = self.engine.scheduler
-            for name in ("num_preemptions", "prompt_tokens", "cached_tokens"):
+            for name in ("num_preemptions", "num_dropped_tokens", "prompt_tokens", "cached_tokens"):
                 seen[name] = seen.get(name, 0) + getattr(scheduler, name)
 
     def _submit(
@@ -124,9 +129,18 @@ class Traffic(RuleBasedStateMachine):
         pin_key: str | None,
         priority: int,
         deadline: float,
+        bound: Bound | None = None,
     ) -> None:
         length = min(max(map(len, prompts)) + more, PAGES * PAGE)
-        self.engine.add(prompts, length, namespace=namespace, pin_key=pin_key, priority=priority, deadline=deadline)
+        self.engine.add(
+            prompts,
+            length,
+            namespace=namespace,
+            pin_key=pin_key,
+            priority=priority,
+            deadline=deadline,
+            bound=bound,
+        )
         if pin_key is not None:
             self.engine.cache.pins.touch(pin_key)
 
@@ -150,4 +164,5 @@ def test_random_operations_keep_every_invariant_and_change_no_token(traffic: typ
     )
     machine("runTest").runTest()
     assert seen["num_preemptions"] > 0
+    assert seen["num_dropped_tokens"] > 0
     assert seen["cached_tokens"] * 10 > seen["prompt_tokens"]

@@ -1,0 +1,118 @@
+"""A bound on the keys of a long thought: when it is reached, pages of the thought are dropped at random.
+
+```
+pages of a branch  | prompt: stay         | thought: at most so many     | latest of them: stay   | answer: stays
+                   0      first_page * page_size                                       end of the thought
+```
+
+Whenever the thought has as many pages as the budget has room for, a quarter of them is drawn from those that are not
+among its latest half, and dropped. Later tokens do not see them; positions stay. A draw is a function of the seed and
+of the thought's tokens, so a replay and every fork drop the same pages, whichever steps compute them. Nothing is
+dropped once the thought has ended.
+
+Source: "Random Attention: Rethinking KV Cache Eviction for Efficient Reasoning" (arXiv 2609.03430), which draws tokens
+for each head; here whole pages are drawn, for all heads and layers, so that their memory is free.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from engine.protocol.types import InvalidRequest, SamplingParams
+
+_NEVER = 1 << 62
+"""Number of tokens that no branch has."""
+MIN_PAGES = 4
+"""Pages of a thought that a budget must have room for."""
+
+
+class PageDrops:
+    """The pages of one branch that are dropped, as far as its tokens are computed."""
+
+    def __init__(self, sampling: SamplingParams, prompt_len: int, seed: int, page_size: int) -> None:
+        """``seed``: that of the job, the same for its branches. Raises ``InvalidRequest`` for a budget without room."""
+        assert sampling.kv_budget is not None
+        self._start = prompt_len if sampling.kv_start is None else sampling.kv_start
+        self._end = sampling.kv_end
+        self._seed, self._page_size = seed, page_size
+        self._first_page = -(-self._start // page_size)
+        self._max_pages = sampling.kv_budget // page_size - self._first_page
+        if self._max_pages < MIN_PAGES:
+            least = (self._first_page + MIN_PAGES) * page_size
+            raise InvalidRequest(
+                f"kv_budget is {sampling.kv_budget}, and the prompt has {self._start} tokens, which stay: give {least} "
+                f"at least, so that a thought has {MIN_PAGES} pages of {page_size} tokens",
+                "kv_budget",
+            )
+        self._drop = self._max_pages // 4
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again with a prefix of which nothing is dropped."""
+        self._kept = list(range(self._first_page, self._first_page + self._max_pages))
+        """The thought's pages that are full at the next drop and not dropped, by their places in the text."""
+        self._digests: list[bytes] = []
+        """Digests of the thought's tokens up to the end of each of its pages."""
+        self._history: list[int] = []
+        """The numbers of computed tokens at which pages were dropped."""
+        self._has_ended = False
+        self._num_searched = self._start
+
+    @property
+    def first_drop(self) -> int:
+        """Number of tokens up to which no token misses a page, so that their keys may be shared."""
+        return (self._first_page + self._max_pages) * self._page_size
+
+    def count_until_next(self, num_computed: int) -> int:
+        """Return the number of tokens to compute before pages may have to be dropped."""
+        return _NEVER if self._has_ended else (self._kept[-1] + 1) * self._page_size - num_computed
+
+    def take_due(self, tokens: Sequence[int], num_computed: int) -> list[int]:
+        """Return the places, in the branch's page table, of the pages to drop before the next token is computed.
+
+        They are dropped then; in descending order.
+        """
+        if self.count_until_next(num_computed) > 0:
+            return []
+        if self._ends_before(tokens, num_computed):
+            self._has_ended = True
+            return []
+        self._update_digests(tokens, num_computed)
+        old = self._kept[: len(self._kept) - self._max_pages // 2]
+        drawn = set(sorted(old, key=self._draw)[: self._drop])
+        places = [self._first_page + place for place, page in enumerate(self._kept) if page in drawn]
+        following = self._kept[-1] + 1
+        self._kept = [page for page in self._kept if page not in drawn]
+        self._kept += range(following, following + len(drawn))
+        self._history.append(num_computed)
+        return places[::-1]
+
+    def count_dropped(self, start: int, end: int) -> int:
+        """Return the number of tokens dropped when those from ``start`` to before ``end`` were computed."""
+        return sum(start <= position < end for position in self._history) * self._drop * self._page_size
+
+    def _ends_before(self, tokens: Sequence[int], num_computed: int) -> bool:
+        """Return True if the tokens that end a thought are among those that are computed."""
+        end = self._end
+        if not end:
+            return False
+        first = max(self._start, self._num_searched - len(end) + 1)
+        self._num_searched = num_computed
+        return any(
+            tokens[place] == end[0] and tuple(tokens[place : place + len(end)]) == end
+            for place in range(first, num_computed - len(end) + 1)
+        )
+
+    def _update_digests(self, tokens: Sequence[int], num_computed: int) -> None:
+        size = self._page_size
+        for page in range(self._first_page + len(self._digests), num_computed // size):
+            before = self._digests[-1] if self._digests else self._seed.to_bytes(8, "big", signed=True)
+            own = array("q", tokens[page * size : (page + 1) * size]).tobytes()
+            self._digests.append(blake2b(before + own, digest_size=16).digest())
+
+    def _draw(self, page: int) -> bytes:
+        """Return the page's random number in the present draw."""
+        digest = self._digests[page - self._first_page]
+        return blake2b(digest, digest_size=16, salt=len(self._history).to_bytes(16, "big")).digest()
