@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,9 +28,11 @@ import torch
 from torch import Tensor
 
 from engine.attention.layer import HeadShape
+from engine.cache.page_drops import PageDrops
 from engine.cache.pages import PagePool
 from engine.cache.pins import Pins
 from engine.cache.radix_tree import Key, LowerTier, Match, Node, RadixTree
+from engine.cache.retained import RetainedTable, RetainedTables
 from engine.cache.states import SequenceState, StatePool
 from engine.device import CPU, DeviceConfig, to_device
 from engine.protocol.types import EngineError
@@ -184,6 +186,7 @@ class KVCache:
         """Slower memory for claimed pages that are evicted."""
         self.page_table: npt.NDArray[np.int64] = np.zeros((rows, -(-context // page_size)), np.int64)
         self._create_pins = partial(Pins, cap=max_pinned, seconds=pin_seconds, clock=clock)
+        self._create_retained = partial(RetainedTables, cap=max_pinned, seconds=pin_seconds, clock=clock)
         self._start_empty()
 
     def _start_empty(self) -> None:
@@ -192,6 +195,8 @@ class KVCache:
         self.pool = PagePool(self._num_pages)
         self.tree = RadixTree(self.pool, self.page_size)
         self.pins = self._create_pins(self.tree)
+        self.retained = self._create_retained(self.tree)
+        """Tables of ended branches that lost pages."""
         if self.states is not None:
             self.states.reset()
             self.states.connect(self.tree)
@@ -241,8 +246,12 @@ class KVCache:
 
     @property
     def num_available_pages(self) -> int:
-        """Pages that are free or can be evicted."""
+        """Pages that are free or can be evicted, without those of retained tables."""
         return self.pool.num_free + self.tree.num_evictable
+
+    def count_available_pages(self) -> int:
+        """Return the number of pages that are free, or can be evicted or given up."""
+        return self.num_available_pages + (self.retained.count_evictable() if len(self.retained) else 0)
 
     @property
     def num_used_tokens(self) -> int:
@@ -272,7 +281,7 @@ class KVCache:
         if needed <= self.num_available_pages - len(match.nodes):
             return True
         ref_counts = self.pool.ref_counts
-        return needed <= self.num_available_pages - sum(ref_counts[node.page] == 1 for node in match.nodes)
+        return needed <= self.count_available_pages() - sum(ref_counts[node.page] == 1 for node in match.nodes)
 
     def open_table(self, match: Match, namespace: str | None = None, *, wanted: Iterable[int] = ()) -> PageTable:
         """Open a table on a match that is up to date. There must be a free row.
@@ -372,6 +381,62 @@ class KVCache:
                 self.tree.release([page])
         self.page_table[table.row, : len(table.pages)] = table.pages
 
+    def retain_table(
+        self, table: PageTable, tokens: Sequence[int], drops: PageDrops, *, key: str, scope: Hashable
+    ) -> None:
+        """Close a table that lost pages, and keep it for a request with ``scope`` that goes on with its ``tokens``."""
+        size = self.page_size
+        num_pages = -(-len(tokens) // size) - table.num_dropped_pages
+        self.tree.release(table.pages[num_pages:][::-1])
+        del self._tables[table.row]
+        self._free_rows.append(table.row)
+        self.retained.add(
+            RetainedTable(
+                key,
+                scope,
+                tokens=list(tokens),
+                pages=table.pages[:num_pages],
+                held_pages=list(table.held_pages),
+                num_dropped_pages=table.num_dropped_pages,
+                last_node=table.last_node,
+                num_shared_pages=table.num_shared_pages,
+                drops=drops,
+                touched=self.retained.now,
+            )
+        )
+
+    def reopen_table(self, retained: RetainedTable, namespace: str | None, *, is_shared: bool) -> PageTable | None:
+        """Open a table on a retained one. There must be a free row.
+
+        ``is_shared``: the retained one stays for other branches, so that its last, partial page is copied; ``None``
+        without memory for that.
+        """
+        pages, num_tokens = list(retained.pages), len(retained.tokens)
+        if is_shared:
+            self.retained.acquire(retained)
+            if num_tokens % self.page_size:
+                page = self._copy_slots(pages[-1], num_tokens % self.page_size)
+                self.tree.release([pages.pop()])
+                if page is None:
+                    self.tree.release([*reversed(pages), *retained.held_pages])
+                    return None
+                pages.append(page)
+        else:
+            self.retained.take(retained)
+        table = PageTable(
+            self._free_rows.pop(),
+            pages,
+            namespace=namespace,
+            last_node=retained.last_node,
+            num_shared_pages=retained.num_shared_pages,
+            num_cached_tokens=num_tokens,
+            num_dropped_pages=retained.num_dropped_pages,
+            held_pages=list(retained.held_pages),
+        )
+        self.page_table[table.row, : len(pages)] = pages
+        self._tables[table.row] = table
+        return table
+
     def close_table(self, table: PageTable) -> None:
         """Release every page: published ones stay cached until memory is needed, the others are free."""
         del self._tables[table.row]
@@ -391,6 +456,7 @@ class KVCache:
 
     def drop(self, pages: Collection[int]) -> None:
         """Forget and zero pages that no table references, and all cached pages after them, which depend on them."""
+        self.retained.clear()
         nodes = [self.tree.nodes[page] for page in pages if page in self.tree.nodes]
         dropped = {page for page in self._duplicates if not self.pool.ref_counts[page] and not self._is_finite(page)}
         dropped.update(pages)
@@ -416,6 +482,7 @@ class KVCache:
     def clear(self) -> None:
         """Free every page that no table references, pinned or not, and empty the lower tier."""
         self.pins.clear()
+        self.retained.clear()
         if self.lower_tier is not None:
             self.lower_tier.clear()
         while self.tree.evict():
@@ -427,10 +494,13 @@ class KVCache:
         self.pins.check()
         cached = [node.page for node in self.tree.walk()]
         referenced = [page for table in self._tables.values() for page in (*table.pages, *table.held_pages)]
-        self.pool.check(cached + referenced)
+        retained = self.retained.list_references()
+        self.pool.check(cached + referenced + retained)
         private = set(referenced) - set(cached)
-        if self.pool.num_free + len(cached) + len(private) != self.pool.size:
+        if self.pool.num_free + len(cached) + len(private | {*retained} - {*cached}) != self.pool.size:
             raise RuntimeError("free, cached and private pages do not add up")
+        # Branches that go on from one retained table share its pages.
+        private -= {page for table in self._tables.values() if table.num_dropped_pages for page in table.pages}
         if len(private) != sum(page in private for page in referenced):
             raise RuntimeError("two sequences reference the same private page")
         for table in self._tables.values():
@@ -561,13 +631,19 @@ class KVCache:
         """Copy the first slots of a cached page into a page of the table's own, if one can be allocated."""
         # Referenced meanwhile: making room must not evict the page that is about to be read.
         self.tree.acquire([source.page])
-        page = self._allocate()
+        page = self._copy_slots(source.page, num_tokens)
         if page is not None:
-            for array in self._slot_arrays:
-                array[:, :, :, page, :num_tokens] = array[:, :, :, source.page, :num_tokens]
             self._append(table, page)
             table.num_cached_tokens += num_tokens
         self.tree.release([source.page])
+
+    def _copy_slots(self, source: int, num_tokens: int) -> int | None:
+        """Return a new page with the first slots of one that is referenced; ``None`` without memory."""
+        page = self._allocate()
+        if page is not None:
+            for array in self._slot_arrays:
+                array[:, :, :, page, :num_tokens] = array[:, :, :, source, :num_tokens]
+        return page
 
     def _append(self, table: PageTable, page: int) -> None:
         self.page_table[table.row, len(table.pages)] = page
@@ -579,7 +655,7 @@ class KVCache:
 
     def _allocate(self) -> int | None:
         page = self.pool.allocate()
-        while page is None and (self.tree.evict() or self.pins.evict_oldest_pins()):
+        while page is None and (self.tree.evict() or self.retained.evict_oldest() or self.pins.evict_oldest_pins()):
             page = self.pool.allocate()
         return page
 

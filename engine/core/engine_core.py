@@ -192,9 +192,11 @@ class EngineCore:
             for invocation in self.model.invocations.values():
                 if not invocation.tokens:
                     self.cache.pins.prune(pin_key, TaggedTokens(tokens, invocation.index, 0))
+            self.cache.retained.prune(pin_key, tokens)
             self.cache.pins.prune(pin_key, tokens)
             return
         self.cache.pins.release(pin_key)
+        self.cache.retained.release(pin_key)
         for request in (request for request in self._requests if request.pin_key == pin_key):
             request.pin_key = None
 
@@ -206,7 +208,7 @@ class EngineCore:
         """Raise ``RuntimeError`` if an invariant is broken, or if pages are held although there are no requests."""
         self._scheduler.check_invariants()
         if not self._requests and (
-            self._scheduler.num_waiting or self.cache.num_available_pages < self.runner.num_pages
+            self._scheduler.num_waiting or self.cache.count_available_pages() < self.runner.num_pages
         ):
             raise RuntimeError("sequences wait or pages are held although there are no requests")
 
@@ -257,6 +259,7 @@ class EngineCore:
             self.cancel(lambda request: request.deadline <= now, "timeout")
             self._deadline = min((request.deadline for request in self._requests), default=math.inf)
         self.cache.pins.expire()
+        self.cache.retained.expire()
         self.runner.rotate()
         if self.runner.must_read_first(self._scheduler, is_bisecting=self._recovery.bisection is not None):
             return

@@ -17,6 +17,7 @@ from engine.adapters.checkpoint import Adapter
 from engine.adapters.config import CONFIG_FILE
 from engine.adapters.invocation import Invocation
 from engine.attention.layer import Span
+from engine.cache.page_drops import PageDrops
 from engine.fingerprint import fingerprint
 from engine.gguf.folder import weight_files
 from engine.models.by_transformers.model import TransformersModel
@@ -38,7 +39,6 @@ from engine.runner.batch import ScheduledSequence
 from engine.runner.probe import ProbeReader, load_probe
 from engine.sampling.grammar import Grammar, GrammarCompiler
 from engine.sampling.logits_processors import Penalties
-from engine.scheduler.page_drops import PageDrops
 from engine.scheduler.sequence import GenerateSequence, Request, ScoreSequence, Sequence
 from engine.text.detokenizer import StopStrings, TextReader, decode_complete_text, find_incomplete_end
 from engine.text.tokenizer import Tokenizer

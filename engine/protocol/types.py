@@ -139,7 +139,7 @@ class SamplingParams:
     """The same for the tokens of the prompt, all of which are then computed. Reported with the first branch."""
     kv_budget: int | None = None
     """The maximum number of tokens of a branch, prompt included, whose keys are kept while it thinks: beyond it pages
-    of the thought are dropped at random. The answer's keys stay. See ``engine.scheduler.page_drops``."""
+    of the thought are dropped at random. The answer's keys stay. See ``engine.cache.page_drops``."""
     kv_start: int | None = None
     """The position in the prompt at which the thought begins; by default its end."""
     kv_end: TokenIds = ()

@@ -26,10 +26,11 @@ from collections import abc
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from engine.cache.paged_kv import KVCache
+from engine.cache.page_drops import PageDrops
+from engine.cache.paged_kv import KVCache, PageTable
 from engine.cache.radix_tree import Match, Node
+from engine.cache.retained import RetainedTable
 from engine.offloading.loads import Loader
-from engine.scheduler.page_drops import PageDrops
 from engine.scheduler.sequence import Request, ScoreSequence, Sequence
 
 MAX_BYPASSES = 128
@@ -125,10 +126,13 @@ class Scheduler:
             self._admit(schedule, num_tokens)
         return schedule
 
-    def finish(self, sequence: Sequence) -> None:
+    def finish(self, sequence: Sequence, *, has_ended: bool = True) -> None:
         """Remove a running sequence; its computed tokens stay cached, and pinned if the request has a pin key."""
         del self.running[sequence]
         table, request = sequence.pages, sequence.request
+        if has_ended and table.num_dropped_pages and sequence.drops is not None and sequence.error is None:
+            self._retain(sequence, table, sequence.drops)
+            return
         end = self.cache.publish(table, sequence.cache_keys, sequence.num_computed, include_partial=True)
         self.cache.keep_last_state(table, sequence.cache_keys, sequence.num_computed)
         self.cache.close_table(table)
@@ -136,6 +140,17 @@ class Scheduler:
         # What follows an invocation is read once, and would keep a branch pinned that its search has pruned.
         if request.pin_key is not None and end is not None and not sequence.adapter_start:
             self.cache.pins.pin(request.pin_key, request.namespace, end)
+
+    def _retain(self, sequence: Sequence, table: PageTable, drops: PageDrops) -> None:
+        """Close the table of an ended branch that lost pages, and keep it if the request has a pin key."""
+        key, sequence.table = sequence.request.pin_key, None
+        if key is None:
+            self.cache.close_table(table)
+            return
+        if table.last_node is not None:
+            self.cache.pins.pin(key, sequence.request.namespace, table.last_node)
+        tokens = sequence.tokens[: sequence.num_computed]
+        self.cache.retain_table(table, tokens, drops, key=key, scope=sequence.scope)
 
     def remove_request(self, request: Request) -> None:
         """Remove all sequences of a request."""
@@ -244,7 +259,7 @@ class Scheduler:
         if not others:
             raise RuntimeError("a sequence that runs alone does not fit into the pool")
         victim = min(others, key=lambda other: (other.request.priority, self._count_lost_pages(other), -other.order))
-        self.finish(victim)
+        self.finish(victim, has_ended=False)
         if self.loader is not None:
             self._claim(victim)
         self._set_waiting(victim.request, sorted([*victim.request.waiting, victim], key=_ARRIVAL_ORDER))
@@ -288,22 +303,25 @@ class Scheduler:
                 break
             if len(postponed) == _MAX_POSTPONED:
                 break
-            match = self._match(sequence)
-            if self._is_prefix_in_progress(sequence, match, admission):
+            match, retained = self._match(sequence), self._find_retained(sequence)
+            if retained is None and self._is_prefix_in_progress(sequence, match, admission):
                 postponed.append(sequence)
                 admission.num_candidates -= 1
                 continue
-            if self._must_wait_for_load(sequence, match):
+            if retained is None and self._must_wait_for_load(sequence, match):
                 postponed.append(sequence)
                 admission.num_candidates -= 1
                 continue
             # One page in reserve for each running sequence: without it, the new one would soon be preempted.
             reserve = admission.reserved_pages + len(self.running)
-            if self.running and not self.cache.has_room(match, len(sequence.tokens) + 1, reserve):
+            num_new = len(sequence.tokens) + 1
+            if retained is not None:
+                num_new += self.cache.page_size - len(retained.tokens)
+            if self.running and not self.cache.has_room(Match() if retained else match, num_new, reserve):
                 can_continue = False
                 break
             match = self._restore(sequence, match)
-            if self._must_wait_for_load(sequence, match):  # for the next part of a long prefix
+            if retained is None and self._must_wait_for_load(sequence, match):  # for the next part of a long prefix
                 postponed.append(sequence)
                 admission.num_candidates -= 1
                 continue
@@ -313,6 +331,23 @@ class Scheduler:
                 self._register_pending_page(sequence, admission)
         self._set_waiting(request, postponed + request.waiting[num_started + len(postponed) :])
         return can_continue
+
+    def _find_retained(self, sequence: Sequence) -> RetainedTable | None:
+        """Return the table that a branch with dropped pages left, if this sequence goes on with it."""
+        if sequence.drops is None or not len(self.cache.retained):
+            return None
+        return self.cache.retained.find(sequence.scope, sequence.tokens)
+
+    def _reopen(self, sequence: Sequence) -> PageTable | None:
+        """Open a table on the one that a branch with dropped pages left, if there is any."""
+        retained = self._find_retained(sequence)
+        if retained is None:
+            return None
+        is_shared = len(retained.tokens) <= sequence.num_inherited
+        table = self.cache.reopen_table(retained, sequence.request.namespace, is_shared=is_shared)
+        if table is not None:
+            sequence.drops = retained.drops.fork() if is_shared else retained.drops
+        return table
 
     def _must_wait_for_load(self, sequence: Sequence, match: Match) -> bool:
         """Return True if the prefix of a sequence goes on in the lower tier and is being loaded."""
@@ -384,7 +419,11 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, match: Match, num_tokens: int, schedule: Schedule) -> int:
         """Start a waiting sequence with at most ``num_tokens`` tokens; return how many are scheduled."""
-        table = self.cache.open_table(match, sequence.request.namespace, wanted=(sequence.max_cached,))
+        table = self._reopen(sequence)
+        if table is None:
+            table = self.cache.open_table(match, sequence.request.namespace, wanted=(sequence.max_cached,))
+            if sequence.drops is not None:
+                sequence.drops.reset()
         sequence.match = None
         self._end_waiting(sequence)
         num_needed = len(sequence.tokens) - table.num_cached_tokens
@@ -401,7 +440,6 @@ class Scheduler:
         self._num_admissions += 1
         count = min(num_needed, num_tokens)
         if sequence.drops is not None:
-            sequence.drops.reset()
             self._drop_due_pages(sequence, sequence.drops)
             count = min(count, sequence.drops.count_until_next(sequence.num_computed))
         if not self.cache.reserve(table, sequence.num_computed + count):

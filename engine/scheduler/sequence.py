@@ -6,18 +6,18 @@ import logging
 import math
 import time
 from collections import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from engine.adapters.invocation import TaggedTokens
+from engine.cache.page_drops import PageDrops
 from engine.cache.paged_kv import PageTable
 from engine.cache.radix_tree import Match
 from engine.offloading.loads import SequenceLoads
 from engine.protocol.types import Branch, Completion, Delta, EngineError, SamplingParams, ScoreResult, TokenLogprob
 from engine.sampling.grammar import Grammar, Words
 from engine.sampling.logits_processors import Ints, LogitsRow, Penalties
-from engine.scheduler.page_drops import PageDrops
 from engine.text.detokenizer import StopStrings, TextReader
 from kernels.linear.low_rank import NO_ADAPTER
 
@@ -130,6 +130,17 @@ class Sequence:
         return TaggedTokens(self.tokens, self.adapter_index, self.adapter_start)
 
     @property
+    def scope(self) -> Hashable:
+        """What the keys of a branch that lost pages depend on besides its tokens; ``None`` without a bound."""
+        adapter = self.adapter_index, self.adapter_start
+        return None if self.drops is None else (self.request.namespace, adapter, self.drops.rule)
+
+    @property
+    def num_inherited(self) -> int:
+        """Number of tokens on arrival that other branches may have, too."""
+        return self.num_prefix_tokens
+
+    @property
     def num_sharable(self) -> int:
         """Number of computed tokens whose pages may be shared while the sequence runs: of a thought that may lose pages
         only those that it begins with, since pages of the tree are not free before the pages after them are."""
@@ -213,6 +224,10 @@ class GenerateSequence(Sequence):
             # The next token's log-probability is read at the position before it.
             last = len(self.prompt_logprobs) - 1
         return last if self.drops is None else min(last, self.drops.first_drop)
+
+    @property
+    def num_inherited(self) -> int:
+        return self.prompt_len
 
     @property
     def can_have_logits_processors(self) -> bool:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from engine.attention.layer import HeadShape
+from engine.cache.page_drops import PageDrops
 from engine.cache.paged_kv import KVCache, PageTable
 from engine.protocol.types import SamplingParams
-from engine.scheduler.page_drops import PageDrops
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import Request, Sequence
 
@@ -120,6 +120,11 @@ class Branch:
 
 class Bounded(Sequence):
     """A sequence whose keys may be bounded like those of a branch that generates."""
+
+    @property
+    def num_inherited(self) -> int:
+        """Every other one goes on with a branch as if none else did."""
+        return self.num_prefix_tokens if self.index % 2 else 0
 
     @property
     def max_cached(self) -> int:
@@ -230,7 +235,7 @@ class Simulation:
             _, expected = bounded_marks(sequence.request.namespace, tokens, drops)
             assert read_marks(self.cache, sequence.pages, sequence.num_computed) == expected
         if not self.busy:
-            assert self.cache.num_available_pages == self.cache.pool.size
+            assert self.cache.count_available_pages() == self.cache.pool.size
 
     def _create_drops(self, sequence: Sequence) -> PageDrops | None:
         branch = self.branches[sequence]

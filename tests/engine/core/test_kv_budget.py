@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.cache.page_drops import PageDrops
 from engine.core.reference import float64
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Capability, Completion, InvalidRequest, SamplingParams
-from engine.scheduler.page_drops import PageDrops
 from tests.engine.conftest import Checkpoints
 from tests.engine.core.late_device import LateDevice
 from tests.engine.exact import exact_logits, exact_reference, float32_loss
@@ -93,6 +93,60 @@ def test_steps_neighbours_and_forks_change_no_bit(checkpoints: Checkpoints, kind
         assert in_branch.token_ids == in_prompt.token_ids == parent[cut:]
         first = harness.complete(generate(PROMPT, [replace(branch, max_tokens=cut)], **LAW))
         assert first[0].dropped_tokens + in_branch.dropped_tokens == whole[0].dropped_tokens
+
+
+@pytest.mark.parametrize("kind", mostly_long(KINDS, every=2))
+def test_a_request_goes_on_where_a_branch_of_its_job_ended_and_computes_one_token(
+    checkpoints: Checkpoints, kind: str
+) -> None:
+    folder = checkpoints(kind)
+    harness, branch = Harness(folder, PURE), BRANCHES[0]
+    [whole] = Harness(folder, PURE).complete(generate(PROMPT, [branch], **LAW))
+    done: list[Completion] = []
+    for length in (130, 1, 15, 16, 38):
+        written = tuple(token for part in done for token in part.token_ids)
+        part = replace(branch, generated=written, max_tokens=length)
+        done += harness.complete(generate(PROMPT, [part], pin_key="job", **LAW))
+    assert tuple(token for part in done for token in part.token_ids) == whole.token_ids
+    assert sum(part.dropped_tokens for part in done) == whole.dropped_tokens
+    assert all(part.cached_tokens == part.prompt_tokens - 1 for part in done[1:])
+    assert harness.core.stats.kv_tokens <= BUDGET + 16
+    # Forks share what the branch has left, and each copies the page that it goes on to write.
+    parent = (*PROMPT, *whole.token_ids)
+    asked = generate(parent, [Branch(5, key, 15) for key in range(4)], pin_key="job", kv_start=len(PROMPT), **LAW)
+    forks = harness.complete(asked)
+    assert all(fork.cached_tokens == len(parent) - 1 for fork in forks)
+    for fork, one in zip(forks, asked.branches, strict=True):
+        assert same([fork], Harness(folder, PURE).complete(replace(asked, branches=(one,), pin_key=None)))
+    assert len({fork.token_ids for fork in forks}) == 4
+    harness.core.release("job")
+    assert harness.core.cache.num_available_pages == harness.core.cache.pool.size
+
+
+@pytest.mark.parametrize("other", [{"cache_salt": "x"}, {"kv_budget": BUDGET + 16}, {"kv_end": (3,)}, {"seed": 6}])
+def test_a_request_with_another_rule_or_namespace_computes_the_branch_itself(
+    checkpoints: Checkpoints, other: dict[str, Any]
+) -> None:
+    folder, harness = checkpoints("qwen3"), Harness(checkpoints("qwen3"), PURE)
+    [done] = harness.complete(generate(PROMPT, BRANCHES[:1], pin_key="job", **LAW))
+    seed, settings = other.get("seed", 5), {name: value for name, value in other.items() if name != "seed"}
+    rest = [Branch(seed, 0, 12, done.token_ids)]
+    request = generate(PROMPT, rest, pin_key="job", **LAW | settings)
+    [found], [alone] = harness.complete(request), Harness(folder, PURE).complete(request)
+    assert found.cached_tokens < len(PROMPT) + 120
+    assert (found.token_ids, found.logprob) == (alone.token_ids, alone.logprob)
+
+
+def test_retained_branches_give_way_to_running_ones(checkpoints: Checkpoints) -> None:
+    folder = checkpoints("qwen3")
+    harness = Harness(folder, EngineOptions(kv_tokens=512, max_running=4, lease_share=0.9, deterministic=True))
+    harness.complete(generate(PROMPT, BRANCHES[:3], pin_key="first", **LAW))
+    assert len(harness.core.cache.retained) == 3
+    plain = generate(PROMPT[::-1], BRANCHES[3:5], temperature=0.9, ignore_eos=True)
+    assert same(harness.complete(plain), Harness(folder, PURE).complete(plain))
+    assert len(harness.core.cache.retained) < 3
+    harness.core.clear_cache()
+    assert harness.core.stats.kv_tokens == 0
 
 
 def test_a_thought_that_ends_in_time_is_as_without_a_budget(checkpoints: Checkpoints) -> None:

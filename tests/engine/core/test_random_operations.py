@@ -77,6 +77,7 @@ class Traffic(RuleBasedStateMachine):
         for _ in range(count):
             self.engine.now += 0.5
             self.engine.cache.pins.expire()
+            self.engine.cache.retained.expire()
             if self.engine.busy:
                 self.engine.step()
 
@@ -92,12 +93,14 @@ class Traffic(RuleBasedStateMachine):
     @rule(pin_key=PIN_KEYS)
     def release(self, pin_key: str | None) -> None:
         self.engine.cache.pins.release(str(pin_key))
+        self.engine.cache.retained.release(str(pin_key))
 
     @precondition(lambda self: self.engine.ended)
     @rule(data=st.data())
     def prune(self, data: st.DataObject) -> None:
         branch: Branch = data.draw(st.sampled_from(self.engine.ended[-8:]))
         self.engine.cache.pins.prune(str(branch.pin_key), branch.tokens)
+        self.engine.cache.retained.prune(str(branch.pin_key), branch.tokens)
 
     @rule()
     def evict(self) -> None:

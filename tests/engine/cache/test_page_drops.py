@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 from scipy.stats import chisquare
 
+from engine.cache.page_drops import MIN_PAGES, PageDrops
 from engine.protocol.types import InvalidRequest, SamplingParams
-from engine.scheduler.page_drops import MIN_PAGES, PageDrops
 from tests.seeds import shift
 
 SIZE = 4

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from copy import copy
 from hashlib import blake2b
 
 from engine.protocol.types import InvalidRequest, SamplingParams
@@ -47,6 +48,8 @@ class PageDrops:
                 "kv_budget",
             )
         self._drop = self._max_pages // 4
+        self.rule = self._seed, self._start, self._max_pages, self._end
+        """Tokens alone decide between branches of the same rule."""
         self.reset()
 
     def reset(self) -> None:
@@ -59,6 +62,12 @@ class PageDrops:
         """The numbers of computed tokens at which pages were dropped."""
         self._has_ended = False
         self._num_searched = self._start
+
+    def fork(self) -> PageDrops:
+        """Return a copy for a branch that goes on from here."""
+        other = copy(self)
+        other._kept, other._digests, other._history = list(self._kept), list(self._digests), list(self._history)
+        return other
 
     @property
     def first_drop(self) -> int:
