@@ -177,20 +177,21 @@ class Simulation:
         namespace: str | None = None,
         pin_key: str | None = None,
         bound: Bound | None = None,
+        seed: int | None = None,
     ) -> Request:
         """Submit one request with a branch for each prompt. Indices count through all requests."""
         request = Request(f"job-{self._count}", lambda _: None, deadline, False, priority, namespace, pin_key)
         for prompt in prompts:
-            seed = self._count % 2
+            own_seed = self._count % 2 if seed is None else seed
             sequence = Bounded(
                 request=request,
                 index=self._count,
                 tokens=list(prompt),
                 num_prefix_tokens=len(prompt),
-                drops=None if bound is None else bound.create_drops(seed),
+                drops=None if bound is None else bound.create_drops(own_seed),
             )
             request.sequences.append(sequence)
-            self.branches[sequence] = Branch(namespace, pin_key, list(prompt), seed, length, bound)
+            self.branches[sequence] = Branch(namespace, pin_key, list(prompt), own_seed, length, bound)
             self._count += 1
         self.requests.append(request)
         self.scheduler.add(request)

@@ -72,6 +72,16 @@ class Traffic(RuleBasedStateMachine):
         bound = parent.bound if parent.bound is not None and min(map(len, prompts)) >= parent.bound.start else None
         self._submit(prompts, more, parent.namespace, pin_key, priority, float("inf"), bound)
 
+    @precondition(lambda self: any(branch.bound for branch in self.engine.ended[-8:]))
+    @rule(data=st.data(), count=st.integers(1, 3), more=st.integers(1, 16), pin_key=PIN_KEYS)
+    def go_on(self, data: st.DataObject, count: int, more: int, pin_key: str | None) -> None:
+        """Go on with a branch that may have lost pages."""
+        parent = data.draw(st.sampled_from([branch for branch in self.engine.ended[-8:] if branch.bound]))
+        prompt = parent.tokens[: PAGES * PAGE - 1]
+        if parent.bound is not None and len(prompt) >= parent.bound.start:
+            bound, seed = parent.bound, parent.seed
+            self._submit([prompt] * count, more, parent.namespace, pin_key, 0, float("inf"), bound, seed)
+
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:
         for _ in range(count):
@@ -133,6 +143,7 @@ class Traffic(RuleBasedStateMachine):
         priority: int,
         deadline: float,
         bound: Bound | None = None,
+        seed: int | None = None,
     ) -> None:
         length = min(max(map(len, prompts)) + more, PAGES * PAGE)
         self.engine.add(
@@ -143,6 +154,7 @@ class Traffic(RuleBasedStateMachine):
             priority=priority,
             deadline=deadline,
             bound=bound,
+            seed=seed,
         )
         if pin_key is not None:
             self.engine.cache.pins.touch(pin_key)
