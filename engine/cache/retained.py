@@ -22,7 +22,7 @@ class RetainedTable:
     key: str
     """The pin key of its request."""
     scope: Hashable
-    """What else the keys of its tokens depend on, such as the namespace and the rule of its drops."""
+    """The conditions of its keys besides its tokens, such as the namespace and the rule of its drops."""
     tokens: Sequence[int]
     """The tokens that are computed."""
     pages: Sequence[int]

@@ -131,7 +131,7 @@ class Sequence:
 
     @property
     def scope(self) -> Hashable:
-        """What the keys of a branch that lost pages depend on besides its tokens; ``None`` without a bound."""
+        """The conditions of the keys of a branch that lost pages, besides its tokens; ``None`` without a bound."""
         adapter = self.adapter_index, self.adapter_start
         return None if self.drops is None else (self.request.namespace, adapter, self.drops.rule)
 

@@ -24,7 +24,7 @@ from reasoner.search.branch_runner import BranchRunner
 from reasoner.search.branch_text import BranchText, StreamMonitor
 from reasoner.search.calls.functions import SolutionEnd, read_end
 from reasoner.search.generation import BranchPart, Generation, State, is_greedy, make_sampling_params
-from reasoner.search.kv_budget import bound_keys
+from reasoner.search.policies.kv_budget import bound_keys
 from reasoner.search.replay import ARRIVED_AT_SHUTDOWN, BILLED_ONLY, PendingEntry
 from reasoner.search.rules.chain import make_rules
 from reasoner.search.rules.rule import BranchOptions, NewBranch

@@ -64,7 +64,11 @@ async def lists_the_model(vllm: HttpEngine, ours: LocalEngine) -> None:
     assert theirs.parameters == expected.parameters
     assert theirs.extra["server"] == "vllm"
     assert theirs.counts_exactly
-    assert set(Capability) - theirs.capabilities == {"constraint_continuation", "penalty_continuation"}
+    assert set(Capability) - theirs.capabilities == {
+        "constraint_continuation",
+        "kv_budget",
+        "penalty_continuation",
+    }
 
 
 async def tokenizes_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:

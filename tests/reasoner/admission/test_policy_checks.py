@@ -38,6 +38,7 @@ CASES: list[tuple[tuple[dict[str, Any], ...], str, str, str]] = [
     ((PYTHON,), "continuation", "tools", "cannot go on after the output of a tool"),
     ((PENALTY,), "penalties", "sampling.frequency_penalty", "does not penalize tokens as OpenAI does"),
     ((PENALTY, PYTHON), "penalty_continuation", "sampling.frequency_penalty", "what follows the output of a tool"),
+    (({"sampling": {"kv_budget": 500}},), "kv_budget", "sampling.kv_budget", "keeps the keys of all tokens"),
     (({"logprobs": 2},), "prompt_logprobs", "logprobs", "does not report those of a given text"),
     ((BEAM,), "continuation", "strategy", "continues unfinished solutions"),
     ((BEAM, REGEX), "constraint_continuation", "strategy", "here within a constraint"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
+from engine.protocol.types import InvalidRequest
 from reasoner.jobs.journal import Entry, MemoryJournal
 from reasoner.run import JobOutcome, run_job
 from reasoner.tree import read_parts
@@ -31,8 +33,10 @@ async def serving(options: EngineOptions) -> AsyncIterator[LocalEngine]:
         await engine.close()
 
 
-async def solve(engine: LocalEngine, strategy: dict[str, object], **more: object) -> tuple[JobOutcome, MemoryJournal]:
-    journal = MemoryJournal()
+async def solve(
+    engine: LocalEngine, strategy: dict[str, object], journal: MemoryJournal | None = None, **more: object
+) -> tuple[JobOutcome, MemoryJournal]:
+    journal = MemoryJournal() if journal is None else journal
     fields = {"problem": QUESTION, "seed": 5, "strategy": strategy, "deterministic": True, "verifier": None}
     return await run_job(build_spec(fields | more), engine, journal), journal
 
@@ -56,6 +60,36 @@ async def test_a_thought_never_exceeds_its_limit_with_speculation_and_under_pree
     injected = [part for each in parts for part in each if part.origin == "injected"]
     assert len(injected) > 4  # most thoughts meet the limit
     assert outcome.usage.generated > outcome.usage.thought
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"name": "self_consistency", "n": 8}, {"name": "early_exit", "n": 2, "every": 64}]
+)
+async def test_thoughts_that_lose_keys_are_the_same_under_preemption_and_say_so_on_the_bill(
+    strategy: dict[str, object],
+) -> None:
+    outcomes, shapes, settings = [], [], {"kv_budget": 128, "max_tokens": 600}
+    for options in (PLAIN, EngineOptions(kv_tokens=1024, draft="off", max_running=8), replace(PLAIN, draft="ngram")):
+        async with serving(replace(options, deterministic=True)) as engine:
+            outcome, journal = await solve(engine, strategy, sampling=settings)
+        outcomes.append(outcome)
+        shapes.append(shape_of(journal))
+    assert shapes[0] == shapes[1] == shapes[2]
+    bills = [outcome.usage for outcome in outcomes]
+    assert len({(bill.generated, bill.dropped) for bill in bills}) == 1
+    assert bills[0].dropped > bills[0].thought / 4
+    # Each request goes on where the one before it ended: a token, and what it injects.
+    assert bills[0].cached > 0.95 * bills[0].prompt
+    async with serving(PLAIN) as engine:
+        replayed, _ = await solve(engine, strategy, journal, sampling=settings)
+    assert (replayed.usage.generated, replayed.usage.dropped) == (bills[0].generated, bills[0].dropped)
+
+
+async def test_keys_below_the_prompt_are_refused_before_a_token() -> None:
+    async with serving(PLAIN) as engine:
+        with pytest.raises(InvalidRequest, match="give 96 at least") as caught:
+            await solve(engine, {"name": "greedy"}, sampling={"kv_budget": 50})
+    assert caught.value.field == "kv_budget"
 
 
 async def test_a_probe_costs_its_own_tokens_alone() -> None:
