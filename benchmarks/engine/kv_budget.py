@@ -191,7 +191,7 @@ def _summarize(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _find_speed(items: Sequence[Mapping[str, Any]]) -> float:
     """Return the median of the tokens per second of the timed rounds."""
-    return statistics.median(one["tokens"] / one["seconds"] for one in items if not one["problem"])
+    return float(statistics.median(one["tokens"] / one["seconds"] for one in items if not one["problem"]))
 
 
 def _compare(own: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]]) -> tuple[float, tuple[float, float]]:

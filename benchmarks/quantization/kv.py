@@ -27,7 +27,7 @@ from benchmarks.quantization.quality import open_model
 from benchmarks.quantization.texts import texts
 from benchmarks.real.tasks import find_model
 from engine.attention.layer import LayerAttentionConfig
-from engine.cache.paged_kv import kv_bytes_per_token
+from engine.cache.key_pool import kv_bytes_per_token
 from engine.device import CPU, KV_DTYPES, select_kv_dtype
 from engine.models.interface import Batch, Model
 from engine.quantization.calibration import DenseAttention

@@ -11,7 +11,7 @@ import torch
 
 from engine.adapters.checkpoint import read_adapter
 from engine.attention.layer import HeadShape
-from engine.cache.paged_kv import check_head_dim, kv_bytes_per_token
+from engine.cache.key_pool import check_head_dim, kv_bytes_per_token
 from engine.core.gpu_memory import GpuMemory, NotEnoughMemory, measure_peak
 from engine.device import DeviceConfig, select_device, select_kv_dtype
 from engine.gpu_requirements import check_gpu

@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.cache.paged_kv import KVCache, RestoredPage
+from engine.cache.page_table import RestoredPage
+from engine.cache.paged_kv import KVCache
 from engine.cache.radix_tree import Match, Node
 from engine.offloading.costs import Costs
 from engine.offloading.disk_store import CLOSE_SECONDS

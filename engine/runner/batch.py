@@ -12,7 +12,8 @@ import torch
 from engine.attention.gpu_costs import gpu_costs
 from engine.attention.layer import LayerAttentionConfig, has_compiled_kernel
 from engine.attention.plan import AttentionCostModel, AttentionMetadata, IntArray, TreeMask
-from engine.cache.paged_kv import KVCache, kv_bytes_per_token
+from engine.cache.key_pool import kv_bytes_per_token
+from engine.cache.paged_kv import KVCache
 from engine.models.interface import Batch
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import Sequence

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass
 
-from engine.cache.paged_kv import PageTable
+from engine.cache.page_table import PageTable
 from engine.runner.batch import DecodeRows, ScheduledSequence, sort_by_shape
 from engine.runner.sample_step import SamplePlan, SampleRequest
 from engine.scheduler.draft import EMPTY_DRAFT

@@ -14,7 +14,8 @@ from engine.attention.layer import LayerAttentionConfig, has_compiled_kernel
 from engine.attention.no_layers import NoAttention
 from engine.attention.plan import AttentionMetadata
 from engine.attention.select import CpuAttention, create_cpu_attention
-from engine.cache.paged_kv import KeyPool, KVCache
+from engine.cache.key_pool import KeyPool
+from engine.cache.paged_kv import KVCache
 from engine.models.interface import Batch, Model
 from engine.runner.batch import find_cost_model
 from engine.runner.forward_cpu import CpuForward

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cache.paged_kv import PageTable
+from engine.cache.page_table import PageTable
 from engine.models.decoder import Decoder
 from engine.sampling.sampler import Floats, Ints
 from engine.scheduler.sequence import GenerateSequence

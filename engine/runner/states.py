@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.cache.paged_kv import PageTable
+from engine.cache.page_table import PageTable
 from engine.cache.state_layers import NO_STATE, StateSegment, StateStep
 from engine.cache.states import SLOTS_PER_SEQUENCE, SequenceState, StatePool, StateRow
 from engine.device import DeviceConfig

@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from engine.cache.page_drops import PageDrops
-from engine.cache.paged_kv import KVCache, PageTable
+from engine.cache.page_table import PageTable
+from engine.cache.paged_kv import KVCache
 from engine.cache.radix_tree import Match, Node
 from engine.cache.retained import RetainedTable
 from engine.offloading.loads import Loader

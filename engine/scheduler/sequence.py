@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from engine.adapters.invocation import TaggedTokens
 from engine.cache.page_drops import PageDrops
-from engine.cache.paged_kv import PageTable
+from engine.cache.page_table import PageTable
 from engine.cache.radix_tree import Match
 from engine.offloading.loads import SequenceLoads
 from engine.protocol.types import Branch, Completion, Delta, EngineError, SamplingParams, ScoreResult, TokenLogprob

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from engine.attention.layer import HeadShape
-from engine.cache.paged_kv import check_head_dim
+from engine.cache.key_pool import check_head_dim
 from engine.models.config import ModelConfig, read_json, read_raw_config
 from engine.models.interface import Model
 from engine.models.load import choose_decoder, load_model

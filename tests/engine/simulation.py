@@ -16,7 +16,8 @@ from torch import Tensor
 
 from engine.attention.layer import HeadShape
 from engine.cache.page_drops import PageDrops
-from engine.cache.paged_kv import KVCache, PageTable
+from engine.cache.page_table import PageTable
+from engine.cache.paged_kv import KVCache
 from engine.protocol.types import SamplingParams
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import Request, Sequence

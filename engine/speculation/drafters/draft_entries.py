@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from engine.attention.layer import LayerAttentionConfig
 from engine.attention.paged_tensors import gather_pages, write_kv
 from engine.attention.plan import kv_slots
-from engine.cache.paged_kv import KVCache, PageTable
+from engine.cache.page_table import PageTable
+from engine.cache.paged_kv import KVCache
 from engine.sampling.sampler import Ints
 from engine.speculation.drafter import DraftRequest
 from engine.speculation.drafters.tree_draft import Level

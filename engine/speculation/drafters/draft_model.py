@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from engine.attention.layer import HeadShape
-from engine.cache.paged_kv import KVCache, kv_bytes_per_token
+from engine.cache.key_pool import kv_bytes_per_token
+from engine.cache.paged_kv import KVCache
 from engine.cache.radix_tree import Node
 from engine.models.interface import Model
 from engine.runner.batch import ScheduledSequence, build_batch

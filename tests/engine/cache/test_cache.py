@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.attention.layer import HeadShape
-from engine.cache.paged_kv import KVCache, PageTable
+from engine.cache.page_table import PageTable
+from engine.cache.paged_kv import KVCache
 from engine.cache.pages import PagePool
 from tests.engine.simulation import PAGE, marks, read_marks, write_marks
 from tests.seeds import shift

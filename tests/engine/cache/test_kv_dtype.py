@@ -10,7 +10,7 @@ import torch
 
 import reasoner
 from engine.attention.cpu_torch import TorchAttention
-from engine.cache.paged_kv import kv_bytes_per_token
+from engine.cache.key_pool import kv_bytes_per_token
 from engine.device import KV_DTYPES, DeviceConfig, select_kv_dtype
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, EngineError

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.attention.layer import HeadShape
-from engine.cache.paged_kv import kv_bytes_per_token
+from engine.cache.key_pool import kv_bytes_per_token
 from engine.models.config import read_raw_config
 from engine.models.families.read import decoder_config
 from engine.protocol.options import EngineOptions

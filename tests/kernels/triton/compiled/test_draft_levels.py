@@ -15,7 +15,8 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from engine.attention.layer import HeadShape
-from engine.cache.paged_kv import KVCache, PageTable
+from engine.cache.page_table import PageTable
+from engine.cache.paged_kv import KVCache
 from engine.device import DeviceConfig, select_kv_dtype
 from engine.models.interface import Model
 from engine.models.load import load_model
