@@ -83,7 +83,7 @@ def rollouts(
         labelled = LabelledProblems.open(problems, limit, seed)
     question = JobRequest(problem="any", model=settings.model_name, answer=labelled.answer_spec)
     asked = resolve_program_job(question, settings.models)
-    sampling = asked.sampling.model_dump(exclude_none=True, exclude={"max_tokens"})
+    sampling = {name: value for name, value in asked.sampling.of_engine.items() if name != "kv_budget"}
     plan = RolloutPlan(
         model=settings.model_name,
         system=asked.system,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field
 
@@ -59,6 +59,11 @@ class Sampling(StrictModel):
     def counts_tokens(self) -> bool:
         """True if the distribution of a token depends on the number of times that the solution has it."""
         return bool(self.frequency_penalty or self.presence_penalty)
+
+    @property
+    def of_engine(self) -> dict[str, Any]:
+        """The parameters that are set and are the engine's, by their names in ``SamplingParams``."""
+        return self.model_dump(exclude_none=True, exclude={"max_tokens", "thinking_tokens"})
 
     def fill(self, defaults: Mapping[str, float]) -> Self:
         """Return the parameters in which those left open have the defaults, or else change nothing."""

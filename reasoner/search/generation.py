@@ -314,8 +314,7 @@ def make_sampling_params(
     sampling: Sampling, *, greedy: bool, stop: tuple[str, ...], logprobs: int | None
 ) -> SamplingParams:
     """Return the engine's parameters; those that the job leaves open have the engine's defaults."""
-    given = sampling.model_dump(exclude_none=True, exclude={"max_tokens", "thinking_tokens"})
-    params = SamplingParams(**given, stop=tuple(dict.fromkeys(stop)), logprobs=logprobs)
+    params = SamplingParams(**sampling.of_engine, stop=tuple(dict.fromkeys(stop)), logprobs=logprobs)
     return replace(params, temperature=0.0) if greedy else params
 
 

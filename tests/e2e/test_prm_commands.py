@@ -56,6 +56,13 @@ def test_problems_become_a_trained_and_measured_prm(tmp_path: Path) -> None:
     assert measured["f1"] == 1.0
 
 
+def test_rollouts_of_a_model_with_limits_of_its_own_are_sampled(tmp_path: Path) -> None:
+    """The bundled policy that thinks has a limit of its thoughts, which is no parameter of the engine's."""
+    few = ("--limit", 1, "--solutions", 1, "--completions", 0, "--max-tokens", 40)
+    told = reasoner("rollouts", "countdown", tmp_path / "data.jsonl", "--model", "policy-thinking", *few)
+    assert told["generated"] == 40
+
+
 @pytest.mark.long
 def test_a_fitted_probe_scores_jobs_through_api_and_worker_for_no_token(tmp_path: Path) -> None:
     data, probe = tmp_path / "data.jsonl", tmp_path / "probe"
