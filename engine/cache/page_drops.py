@@ -21,12 +21,11 @@ from collections.abc import Sequence
 from copy import copy
 from hashlib import blake2b
 
-from engine.protocol.types import InvalidRequest, SamplingParams
+from engine.protocol.request_checks import count_thought_pages
+from engine.protocol.types import SamplingParams
 
 _NEVER = 1 << 62
 """Number of tokens that no branch has."""
-MIN_PAGES = 4
-"""Pages of a thought that a budget must have room for."""
 
 
 class PageDrops:
@@ -38,15 +37,9 @@ class PageDrops:
         self._start = prompt_len if sampling.kv_start is None else sampling.kv_start
         self._end = sampling.kv_end
         self._seed, self._page_size = seed, page_size
-        self._first_page = -(-self._start // page_size)
-        self._max_pages = sampling.kv_budget // page_size - self._first_page
-        if self._max_pages < MIN_PAGES:
-            least = (self._first_page + MIN_PAGES) * page_size
-            raise InvalidRequest(
-                f"kv_budget is {sampling.kv_budget}, and the prompt has {self._start} tokens, which stay: give {least} "
-                f"at least, so that a thought has {MIN_PAGES} pages of {page_size} tokens",
-                "kv_budget",
-            )
+        self.first_page = -(-self._start // page_size)
+        """Pages of the prompt, which stay, with the one in which it ends."""
+        self._max_pages = count_thought_pages(sampling.kv_budget, self._start, page_size)
         self._drop = self._max_pages // 4
         self.rule = self._seed, self._start, self._max_pages, self._end
         """Tokens alone decide between branches of the same rule."""
@@ -54,7 +47,7 @@ class PageDrops:
 
     def reset(self) -> None:
         """Begin again with a prefix of which nothing is dropped."""
-        self._kept = list(range(self._first_page, self._first_page + self._max_pages))
+        self._kept = list(range(self.first_page, self.first_page + self._max_pages))
         """The thought's pages that are full at the next drop and not dropped, by their places in the text."""
         self._digests: list[bytes] = []
         """Digests of the thought's tokens up to the end of each of its pages."""
@@ -62,6 +55,24 @@ class PageDrops:
         """The numbers of computed tokens at which pages were dropped."""
         self._has_ended = False
         self._num_searched = self._start
+
+    @classmethod
+    def of(
+        cls, sampling: SamplingParams, prompt_len: int, tokens: Sequence[int], seed: int, page_size: int
+    ) -> PageDrops | None:
+        """Return the drops of a branch that arrives with these tokens; ``None`` if nothing of it will be dropped."""
+        if sampling.kv_budget is None:
+            return None
+        drops = cls(sampling, prompt_len, seed, page_size)
+        end = drops._find_end(tokens[: drops.first_drop])
+        return drops if end is None else None
+
+    def bound_kept(self, tokens: Sequence[int]) -> int:
+        """Return an upper bound of the number of tokens whose pages are kept when all of these are computed."""
+        if len(tokens) <= self.first_drop:
+            return len(tokens)
+        end = self._find_end(tokens)
+        return self.first_drop + self._page_size + (0 if end is None else len(tokens) - end)
 
     def fork(self) -> PageDrops:
         """Return a copy for a branch that goes on from here."""
@@ -72,7 +83,7 @@ class PageDrops:
     @property
     def first_drop(self) -> int:
         """Number of tokens up to which no token misses a page, so that their keys may be shared."""
-        return (self._first_page + self._max_pages) * self._page_size
+        return (self.first_page + self._max_pages) * self._page_size
 
     def count_until_next(self, num_computed: int) -> int:
         """Return the number of tokens to compute before pages may have to be dropped."""
@@ -91,7 +102,7 @@ class PageDrops:
         self._update_digests(tokens, num_computed)
         old = self._kept[: len(self._kept) - self._max_pages // 2]
         drawn = set(sorted(old, key=self._draw)[: self._drop])
-        places = [self._first_page + place for place, page in enumerate(self._kept) if page in drawn]
+        places = [self.first_page + place for place, page in enumerate(self._kept) if page in drawn]
         following = self._kept[-1] + 1
         self._kept = [page for page in self._kept if page not in drawn]
         self._kept += range(following, following + len(drawn))
@@ -101,6 +112,16 @@ class PageDrops:
     def count_dropped(self, start: int, end: int) -> int:
         """Return the number of tokens dropped when those from ``start`` to before ``end`` were computed."""
         return sum(start <= position < end for position in self._history) * self._drop * self._page_size
+
+    def _find_end(self, tokens: Sequence[int]) -> int | None:
+        """Return the place behind the tokens that end the thought, if they are among these."""
+        size, last = len(self._end), len(tokens) - len(self._end)
+        places = (
+            place + size
+            for place in range(self._start, last + 1)
+            if tokens[place] == self._end[0] and tuple(tokens[place : place + size]) == self._end
+        )
+        return next(places, None) if size else None
 
     def _ends_before(self, tokens: Sequence[int], num_computed: int) -> bool:
         """Return True if the tokens that end a thought are among those that are computed."""
@@ -116,12 +137,12 @@ class PageDrops:
 
     def _update_digests(self, tokens: Sequence[int], num_computed: int) -> None:
         size = self._page_size
-        for page in range(self._first_page + len(self._digests), num_computed // size):
+        for page in range(self.first_page + len(self._digests), num_computed // size):
             before = self._digests[-1] if self._digests else self._seed.to_bytes(8, "big", signed=True)
             own = array("q", tokens[page * size : (page + 1) * size]).tobytes()
             self._digests.append(blake2b(before + own, digest_size=16).digest())
 
     def _draw(self, page: int) -> bytes:
         """Return the page's random number in the present draw."""
-        digest = self._digests[page - self._first_page]
+        digest = self._digests[page - self.first_page]
         return blake2b(digest, digest_size=16, salt=len(self._history).to_bytes(16, "big")).digest()

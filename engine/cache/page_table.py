@@ -35,6 +35,12 @@ class PageTable:
     """Dropped pages that are in the tree, where pages after them are in use."""
 
     @property
+    def references(self) -> list[int]:
+        """Pages that it refers to, in the order in which they are released: from the end, so that of those that are
+        released together the later ones are evicted first."""
+        return [*reversed(self.pages), *self.held_pages]
+
+    @property
     def num_pages(self) -> int:
         """Pages of the sequence's tokens, dropped ones included."""
         return len(self.pages) + self.num_dropped_pages

@@ -18,6 +18,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -163,9 +164,12 @@ class KVCache:
         """Pages that are free or can be evicted, without those of retained tables."""
         return self.pool.num_free + self.tree.num_evictable
 
-    def count_available_pages(self) -> int:
-        """Return the number of pages that are free, or can be evicted or given up."""
-        return self.num_available_pages + (self.retained.count_evictable() if len(self.retained) else 0)
+    def count_available_pages(self, used: Collection[int] = ()) -> int:
+        """Return the number of pages that are free, or can be evicted or given up.
+
+        ``used``: pages of retained tables that are to be used, which are left out.
+        """
+        return self.num_available_pages + (self.retained.count_evictable(used) if len(self.retained) else 0)
 
     @property
     def num_used_tokens(self) -> int:
@@ -189,13 +193,19 @@ class KVCache:
             return previous_match
         return self.tree.match(namespace, tokens, limit).trim_to_snapshot(self.page_size)
 
-    def has_room(self, match: Match, num_tokens: int, num_reserved_pages: int) -> bool:
-        """Return True if a table opened on ``match`` could grow to ``num_tokens`` and leave the reserved pages."""
+    def has_room(
+        self, match: Match, num_tokens: int, num_reserved_pages: int, retained: RetainedTable | None = None
+    ) -> bool:
+        """Return True if a table opened on ``match`` could grow to ``num_tokens`` and leave the reserved pages.
+
+        ``retained``: the table that it is opened on instead; ``num_tokens`` are then those that need new pages.
+        """
         needed = -(-num_tokens // self.page_size) - len(match.nodes) + num_reserved_pages
         if needed <= self.num_available_pages - len(match.nodes):
             return True
-        ref_counts = self.pool.ref_counts
-        return needed <= self.count_available_pages() - sum(ref_counts[node.page] == 1 for node in match.nodes)
+        used = {node.page for node in match.nodes} | ({*retained.table.references} if retained is not None else set())
+        num_unused = sum(self.pool.ref_counts[node.page] == 1 for node in match.nodes)
+        return needed <= self.count_available_pages(used) - num_unused
 
     def open_table(self, match: Match, namespace: str | None = None, *, wanted: Iterable[int] = ()) -> PageTable:
         """Open a table on a match that is up to date. There must be a free row.
@@ -280,12 +290,14 @@ class KVCache:
             self.tree.extend(table.partial_node, rest)
         return table.partial_node
 
-    def drop_pages(self, table: PageTable, places: Iterable[int]) -> None:
+    def evict_pages(self, table: PageTable, places: Iterable[int], num_kept: int) -> None:
         """Let a table lose pages, given their places among ``PageTable.pages`` in descending order.
 
-        What is computed later depends on that, so nothing of this table is published any more.
+        What is computed later depends on that, so nothing of this table is published any more. What it alone uses of
+        the tree is taken out, but for the first ``num_kept`` pages: a page there is not free before those after it.
         """
-        table.partial_node = None
+        if not table.num_dropped_pages:
+            self._take_from_tree(table, num_kept)
         for place in places:
             page = table.pages.pop(place)
             table.num_dropped_pages += 1
@@ -295,29 +307,27 @@ class KVCache:
                 self.tree.release([page])
         self.page_table[table.row, : len(table.pages)] = table.pages
 
+    def _take_from_tree(self, table: PageTable, num_kept: int) -> None:
+        """Remove the last published pages of a table from the tree, as far as nothing else uses them."""
+        path = self.cached_path(table)
+        table.partial_node = None
+        while len(path) > num_kept and not path[-1].children and self.pool.ref_counts[path[-1].page] == 2:
+            node = path.pop()
+            self.pins.unpin(node)
+            self.tree.remove(node)
+        table.num_shared_pages = min(table.num_shared_pages, len(path))
+        table.last_node = path[table.num_shared_pages - 1] if table.num_shared_pages else None
+
     def retain_table(
         self, table: PageTable, tokens: Sequence[int], drops: PageDrops, *, key: str, scope: Hashable
     ) -> None:
         """Close a table that lost pages, and keep it for a request with ``scope`` that goes on with its ``tokens``."""
-        size = self.page_size
-        num_pages = -(-len(tokens) // size) - table.num_dropped_pages
+        num_pages = -(-len(tokens) // self.page_size) - table.num_dropped_pages
         self.tree.release(table.pages[num_pages:][::-1])
+        del table.pages[num_pages:]
         del self._tables[table.row]
         self._free_rows.append(table.row)
-        self.retained.add(
-            RetainedTable(
-                key,
-                scope,
-                tokens=list(tokens),
-                pages=table.pages[:num_pages],
-                held_pages=list(table.held_pages),
-                num_dropped_pages=table.num_dropped_pages,
-                last_node=table.last_node,
-                num_shared_pages=table.num_shared_pages,
-                drops=drops,
-                touched=self.retained.now,
-            )
-        )
+        self.retained.add(table, tokens, drops, key=key, scope=scope)
 
     def reopen_table(self, retained: RetainedTable, namespace: str | None, *, is_shared: bool) -> PageTable | None:
         """Open a table on a retained one. There must be a free row.
@@ -325,27 +335,26 @@ class KVCache:
         ``is_shared``: the retained one stays for other branches, so that its last, partial page is copied; ``None``
         without memory for that.
         """
-        pages, num_tokens = list(retained.pages), len(retained.tokens)
+        old, num_tokens = retained.table, len(retained.tokens)
+        pages = list(old.pages)
         if is_shared:
             self.retained.acquire(retained)
             if num_tokens % self.page_size:
                 page = self._copy_slots(pages[-1], num_tokens % self.page_size)
                 self.tree.release([pages.pop()])
                 if page is None:
-                    self.tree.release([*reversed(pages), *retained.held_pages])
+                    self.tree.release([*reversed(pages), *old.held_pages])
                     return None
                 pages.append(page)
         else:
             self.retained.take(retained)
-        table = PageTable(
-            self._free_rows.pop(),
-            pages,
+        table = replace(
+            old,
+            row=self._free_rows.pop(),
+            pages=pages,
             namespace=namespace,
-            last_node=retained.last_node,
-            num_shared_pages=retained.num_shared_pages,
             num_cached_tokens=num_tokens,
-            num_dropped_pages=retained.num_dropped_pages,
-            held_pages=list(retained.held_pages),
+            held_pages=list(old.held_pages),
         )
         self.page_table[table.row, : len(pages)] = pages
         self._tables[table.row] = table
@@ -356,8 +365,7 @@ class KVCache:
         del self._tables[table.row]
         if self.states is not None and table.state is not None:
             self.states.close(table.state)
-        # From the end, so that of pages released together the later ones are evicted first.
-        self.tree.release([*table.pages[::-1], *table.held_pages])
+        self.tree.release(table.references)
         self._free_rows.append(table.row)
 
     def find_damaged(self, tables: Iterable[PageTable]) -> set[int]:
@@ -407,7 +415,7 @@ class KVCache:
         self.tree.check()
         self.pins.check()
         cached = [node.page for node in self.tree.walk()]
-        referenced = [page for table in self._tables.values() for page in (*table.pages, *table.held_pages)]
+        referenced = [page for table in self._tables.values() for page in table.references]
         retained = self.retained.list_references()
         self.pool.check(cached + referenced + retained)
         private = set(referenced) - set(cached)
@@ -422,7 +430,7 @@ class KVCache:
                 raise RuntimeError(f"row {table.row} does not mirror its table")
             shared = [node.page for node in self.cached_path(table)]
             num_published = table.num_shared_pages + (table.partial_node is not None)
-            is_held = table.num_dropped_pages and {*shared} <= {*table.pages, *table.held_pages}
+            is_held = table.num_dropped_pages and {*shared} <= {*table.references}
             if not is_held and (shared != table.pages[: len(shared)] or len(shared) != num_published):
                 raise RuntimeError(f"row {table.row} does not point at the cached pages of its tokens")
         if self.states is not None:

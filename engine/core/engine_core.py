@@ -151,6 +151,7 @@ class EngineCore:
         """Start a request with sequences created by ``LoadedModel``."""
         if request.pin_key is not None:
             self.cache.pins.touch(request.pin_key)
+            self.cache.retained.touch(request.pin_key)
         if self._recovery.bisection is None:
             self._scheduler.add(request)
         self.timings.requests["score" if isinstance(request.sequences[0], ScoreSequence) else "generate"] += 1
@@ -361,7 +362,7 @@ class EngineCore:
             damaged = self.cache.find_damaged(sequence.table for sequence in not_finite if sequence.table is not None)
         if damaged:
             _log.warning("keys or values of %d pages are not finite: they are dropped", len(damaged))
-            readers = [one for one in self._scheduler.running if not damaged.isdisjoint(one.pages.pages)]
+            readers = [one for one in self._scheduler.running if not damaged.isdisjoint(one.pages.references)]
             for reader in readers:
                 reader.fail(LogitsNotFinite())
             failed = list(dict.fromkeys([*failed, *readers]))

@@ -88,6 +88,7 @@ class LoadedModel:
             fingerprint=mark,
             probe=None if self.probe is None else self.probe.info,
             chat_template=self.tokenizer.chat_template,
+            page_size=options.page_size,
             capabilities=frozenset(Capability) - (frozenset() if self._can_drop_pages() else {Capability.KV_BUDGET}),
         )
         self.adapters: dict[str, ModelInfo] = {}
@@ -165,10 +166,9 @@ class LoadedModel:
                 )
         before = find_incomplete_end(self.tokenizer, prompt)
         adapter_index, adapter_start = self._find_adapter(request.model, prompt, "prompt")
-        may_drop = sampling.kv_budget is not None
         for index, branch in enumerate(request.branches):
             written = list(require_ids(branch.generated, "branches.generated"))
-            tokens = [*prompt, *written]
+            tokens, seed = [*prompt, *written], _to_signed(branch.seed)
             start = len(decode_complete_text(self.tokenizer, written, before)) if written else 0
             in_flight.sequences.append(
                 GenerateSequence(
@@ -177,7 +177,7 @@ class LoadedModel:
                     tokens=tokens,
                     num_prefix_tokens=len(tokens),
                     branch=branch,
-                    seed=_to_signed(branch.seed),
+                    seed=seed,
                     key=_to_signed(branch.key),
                     sampling=sampling,
                     eos=eos,
@@ -196,9 +196,7 @@ class LoadedModel:
                     adapter_index=adapter_index,
                     adapter_start=adapter_start,
                     is_probed=request.probe,
-                    drops=PageDrops(sampling, len(prompt), _to_signed(branch.seed), self._page_size)
-                    if may_drop
-                    else None,
+                    drops=PageDrops.of(sampling, len(prompt), tokens, seed, self._page_size),
                 )
             )
 

@@ -39,6 +39,8 @@ MAX_PRIORITY = (1 << 31) - 1
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 256
+MIN_THOUGHT_PAGES = 4
+"""Pages of a thought that a bound on its keys must have room for."""
 
 RESERVED_TEMPLATE_NAMES = frozenset(
     {
@@ -148,6 +150,23 @@ def _check_kv_budget(request: GenerateRequest, model: ModelInfo) -> None:
     _check_range("kv_budget", sampling.kv_budget, 1, MAX_COMPUTE)
     _check_range("kv_start", sampling.kv_start, 0, len(request.prompt))
     check_tokens(sampling.kv_end, model, "kv_end")
+
+
+def count_thought_pages(budget: int, prompt_len: int, page_size: int) -> int:
+    """Return the number of pages that a budget has room for behind a prompt.
+
+    Raises ``InvalidRequest`` if that is too few.
+    """
+    first = -(-prompt_len // page_size)
+    count = budget // page_size - first
+    if count < MIN_THOUGHT_PAGES:
+        least = (first + MIN_THOUGHT_PAGES) * page_size
+        raise InvalidRequest(
+            f"kv_budget is {budget}, and the prompt has {prompt_len} tokens, which stay: give {least} at least, so "
+            f"that a thought has {MIN_THOUGHT_PAGES} pages of {page_size} tokens",
+            "kv_budget",
+        )
+    return count
 
 
 def _check_constraint(request: GenerateRequest) -> None:

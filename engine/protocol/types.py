@@ -400,6 +400,8 @@ class ModelInfo:
     """The model whose adapter this is; empty for a model with weights of its own."""
     invocation: TokenIds = ()
     """The tokens from whose last occurrence in a prompt the adapter is active; empty if it always is."""
+    page_size: int = 16
+    """The number of tokens of a page of keys, on our engine."""
     tells_calls: bool = False
     """True if the server takes functions in a field of its own, and its client writes calls in Hermes's format."""
 

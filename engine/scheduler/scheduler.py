@@ -145,7 +145,7 @@ class Scheduler:
     def _retain(self, sequence: Sequence, table: PageTable, drops: PageDrops) -> None:
         """Close the table of an ended branch that lost pages, and keep it if the request has a pin key."""
         key, sequence.table = sequence.request.pin_key, None
-        if key is None:
+        if key is None or sequence.adapter_start:  # as in ``finish``
             self.cache.close_table(table)
             return
         if table.last_node is not None:
@@ -242,7 +242,7 @@ class Scheduler:
         """Drop pages of a sequence that has as many tokens as it may keep."""
         places = drops.take_due(sequence.tokens, sequence.num_computed)
         if places:
-            self.cache.drop_pages(sequence.pages, places)
+            self.cache.evict_pages(sequence.pages, places, drops.first_page)
             self.num_dropped_tokens += len(places) * self.cache.page_size
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -275,8 +275,11 @@ class Scheduler:
             self.cache.pins.claim(victim.claim, [match.partial_page])
 
     def _count_lost_pages(self, sequence: Sequence) -> int:
-        """Return how many pages only this sequence and the tree hold: memory is short, so they would be evicted."""
-        holders, nodes, num_lost = self.cache.pool.ref_counts, self.cache.tree.nodes, 0
+        """Return how many pages only this sequence and the tree hold: memory is short, so they would be evicted.
+
+        What it has dropped is computed again as well.
+        """
+        holders, nodes, num_lost = self.cache.pool.ref_counts, self.cache.tree.nodes, sequence.pages.num_dropped_pages
         for page in reversed(sequence.pages.pages):
             if holders[page] > (2 if page in nodes else 1):
                 break
@@ -315,10 +318,7 @@ class Scheduler:
                 continue
             # One page in reserve for each running sequence: without it, the new one would soon be preempted.
             reserve = admission.reserved_pages + len(self.running)
-            num_new = len(sequence.tokens) + 1
-            if retained is not None:
-                num_new += self.cache.page_size - len(retained.tokens)
-            if self.running and not self.cache.has_room(Match() if retained else match, num_new, reserve):
+            if self.running and not self._has_room(sequence, match, retained, reserve):
                 can_continue = False
                 break
             match = self._restore(sequence, match)
@@ -327,11 +327,21 @@ class Scheduler:
                 admission.num_candidates -= 1
                 continue
             num_started += 1
-            admission.num_tokens -= self._start(sequence, match, admission.num_tokens, schedule)
+            admission.num_tokens -= self._start(
+                sequence, match, retained=retained, num_tokens=admission.num_tokens, schedule=schedule
+            )
             if sequence.table is not None:
                 self._register_pending_page(sequence, admission)
         self._set_waiting(request, postponed + request.waiting[num_started + len(postponed) :])
         return can_continue
+
+    def _has_room(self, sequence: Sequence, match: Match, retained: RetainedTable | None, reserve: int) -> bool:
+        """Return True if a waiting sequence can start and leave the reserved pages."""
+        if retained is not None:
+            num_new = len(sequence.tokens) + 1 - len(retained.tokens) + self.cache.page_size
+            return self.cache.has_room(Match(), num_new, reserve, retained)
+        num_tokens = len(sequence.tokens) if sequence.drops is None else sequence.drops.bound_kept(sequence.tokens)
+        return self.cache.has_room(match, num_tokens + 1, reserve)
 
     def _find_retained(self, sequence: Sequence) -> RetainedTable | None:
         """Return the table that a branch with dropped pages left, if this sequence goes on with it."""
@@ -339,11 +349,8 @@ class Scheduler:
             return None
         return self.cache.retained.find(sequence.scope, sequence.tokens)
 
-    def _reopen(self, sequence: Sequence) -> PageTable | None:
-        """Open a table on the one that a branch with dropped pages left, if there is any."""
-        retained = self._find_retained(sequence)
-        if retained is None:
-            return None
+    def _reopen(self, sequence: Sequence, retained: RetainedTable) -> PageTable | None:
+        """Open a table on the one that a branch with dropped pages left; ``None`` without memory."""
         is_shared = len(retained.tokens) <= sequence.num_inherited
         table = self.cache.reopen_table(retained, sequence.request.namespace, is_shared=is_shared)
         if table is not None:
@@ -403,7 +410,11 @@ class Scheduler:
             key = tuple(sequence.cache_keys[start : min(start + size, sequence.num_prefix_tokens)])
             admission.pending_pages.setdefault((table.last_node or table.namespace, key), sequence)
         if len(sequence.tokens) - sequence.num_computed > 1:
-            admission.reserved_pages += max(0, -(-(len(sequence.tokens) + 1) // size) - table.num_pages)
+            num_pages = table.num_pages
+            num_tokens = len(sequence.tokens)
+            if sequence.drops is not None:
+                num_pages, num_tokens = len(table.pages), sequence.drops.bound_kept(sequence.tokens)
+            admission.reserved_pages += max(0, -(-(num_tokens + 1) // size) - num_pages)
 
     def _is_prefix_in_progress(self, sequence: Sequence, match: Match, admission: _Admission) -> bool:
         """Return True if another sequence computes the next page of this one, and shares enough to be worth waiting."""
@@ -418,10 +429,19 @@ class Scheduler:
         num_shared = _common_prefix(tokens, other.cache_keys, start, min(sequence.max_cached, other.num_prefix_tokens))
         return num_shared - match.num_tokens >= max(1, size // 2)
 
-    def _start(self, sequence: Sequence, match: Match, num_tokens: int, schedule: Schedule) -> int:
+    def _start(
+        self,
+        sequence: Sequence,
+        match: Match,
+        retained: RetainedTable | None,
+        num_tokens: int,
+        schedule: Schedule,
+    ) -> int:
         """Start a waiting sequence with at most ``num_tokens`` tokens; return how many are scheduled."""
-        table = self._reopen(sequence)
+        table = None if retained is None else self._reopen(sequence, retained)
         if table is None:
+            if retained is not None:  # making room may have changed the tree
+                match = self._match(sequence)
             table = self.cache.open_table(match, sequence.request.namespace, wanted=(sequence.max_cached,))
             if sequence.drops is not None:
                 sequence.drops.reset()

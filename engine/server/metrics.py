@@ -30,7 +30,10 @@ _COUNTERS = {
     "cached_tokens": ("cached_tokens", "Those of them that the prefix cache had."),
     "generated_tokens": ("generated_tokens", "Tokens sampled."),
     "scored_tokens": ("scored_tokens", "Tokens forwarded for score requests."),
-    "dropped_tokens": ("dropped_tokens", "Tokens of thoughts whose keys were dropped for a kv_budget."),
+    "dropped_tokens": (
+        "dropped_tokens",
+        "Tokens of thoughts whose keys a kv_budget dropped, again after a preemption.",
+    ),
     "preemptions": ("preemptions", "Sequences that lost their pages and started again."),
 }
 _OFFLOADING_GAUGES = {

@@ -343,7 +343,9 @@ def _step_results(scheduled: abc.Sequence[ScheduledSequence], outcomes: abc.Sequ
     start = 0
     for sequence, num_tokens, draft in scheduled:
         draft_start = start + num_tokens
-        if isinstance(sequence, GenerateSequence) and sequence.table is not None and sequence.drops is None:
+        table = sequence.table
+        # The entries of a branch that lost pages would be read by nobody.
+        if isinstance(sequence, GenerateSequence) and table is not None and not table.num_dropped_pages:
             own_rows, indices = range(start, draft_start), accepted.get(sequence)
             rows = [*own_rows, *(draft_start + index for index in indices)] if indices else own_rows
             results.append(StepResult(sequence, sequence.num_computed - len(rows), rows))

@@ -10,9 +10,14 @@ from reasoner.thoughts import ThoughtFormat
 from reasoner.tree import Node
 
 
-def bound_keys(sampling: SamplingParams, thoughts: ThoughtFormat | None, parent: Node) -> SamplingParams:
-    """Return the parameters of a branch with the place of its thought; without a budget if its prompt closes it."""
+def bound_keys(sampling: SamplingParams, thoughts: ThoughtFormat | None, parent: Node, question: int) -> SamplingParams:
+    """Return the parameters of a branch with the place of its thought; without a budget if its prompt closes it.
+
+    ``question``: tokens of the job's question. Later conversations, which show solutions, leave a thought as much room.
+    """
     start = len(parent.prefix) - len(parent.completion_ids)
+    if sampling.kv_budget is not None:
+        sampling = replace(sampling, kv_budget=sampling.kv_budget + start - question)
     if thoughts is None:
         return replace(sampling, kv_start=start)
     if thoughts.find_state(parent.prefix[:start]) == "closed":

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from engine.protocol.request_checks import PromptTooLong
+from engine.protocol.request_checks import PromptTooLong, count_thought_pages
 from engine.protocol.types import Capability, EngineClient, ModelInfo, TokenizeRequest, Tokens
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.spec import JobSpec
@@ -62,11 +62,17 @@ def find_sample_number(weights: Sequence[float], policy: int, index: int) -> int
 
 
 async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> Tokens:
-    """Return the prompt of the job's question. Raises ``PromptTooLong`` if it leaves no room for an answer."""
+    """Return the prompt of the job's question.
+
+    Raises ``PromptTooLong`` if it leaves no room for an answer, and ``InvalidRequest`` if a bound on keys leaves none
+    for a thought.
+    """
     variables = spec.template_kwargs | choose_natively(spec, policy)
     prompt = await engine.tokenize(TokenizeRequest(policy.id, spec.to_messages(), template_kwargs=variables))
     if spec.candidates is None:  # else nothing is written behind it
         check_room(prompt, policy)
+        if spec.sampling.kv_budget is not None:
+            count_thought_pages(spec.sampling.kv_budget, len(prompt), policy.page_size)
     return prompt
 
 

@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 from scipy.stats import chisquare
 
-from engine.cache.page_drops import MIN_PAGES, PageDrops
+from engine.cache.page_drops import PageDrops
+from engine.protocol.request_checks import MIN_THOUGHT_PAGES
 from engine.protocol.types import InvalidRequest, SamplingParams
 from tests.seeds import shift
 
@@ -39,7 +40,7 @@ def walk(drops: PageDrops, tokens: list[int], steps: random.Random | None = None
 @pytest.mark.parametrize("case", range(20))
 def test_the_prompt_the_latest_pages_and_the_budget_are_kept(case: int) -> None:
     dice = random.Random(shift(case))
-    prompt, room = dice.randint(1, 40), dice.randint(MIN_PAGES, 12)
+    prompt, room = dice.randint(1, 40), dice.randint(MIN_THOUGHT_PAGES, 12)
     budget = (-(-prompt // SIZE) + room) * SIZE + dice.randint(0, SIZE - 1)
     tokens = dice.choices(range(50), k=400)
     kept = walk(make(prompt, budget), tokens)
@@ -104,15 +105,15 @@ def test_nothing_is_dropped_once_the_thought_has_ended() -> None:
 
 def test_the_bill_of_parts_is_that_of_the_whole() -> None:
     drops = make(10, 60)
-    walk(drops, random.Random(shift(6)).choices(range(50), k=300))
+    kept = walk(drops, random.Random(shift(6)).choices(range(50), k=300))
     whole = drops.count_dropped(9, 299)
-    assert whole > 100
+    assert whole == (-(-300 // SIZE) - len(kept[-1])) * SIZE
     assert whole == drops.count_dropped(9, 150) + drops.count_dropped(150, 299)
 
 
 def test_a_budget_below_the_prompt_says_what_would_be_enough() -> None:
     for prompt, budget in [(100, 50), (100, 115), (1, 19)]:
-        least = (-(-prompt // SIZE) + MIN_PAGES) * SIZE
+        least = (-(-prompt // SIZE) + MIN_THOUGHT_PAGES) * SIZE
         with pytest.raises(InvalidRequest, match=f"give {least} at least") as caught:
             make(prompt, budget)
         assert caught.value.field == "kv_budget"

@@ -108,3 +108,13 @@ async def test_a_probe_costs_its_own_tokens_alone() -> None:
 
 def _is_request(entry: Entry) -> bool:
     return entry.data["reason"] == "said"
+
+
+@pytest.mark.parametrize("strategy", [{"name": "revise", "n": 4}, {"name": "aggregate"}])
+async def test_a_budget_of_the_question_leaves_later_conversations_the_same_room(strategy: dict[str, object]) -> None:
+    async with serving(EngineOptions(kv_tokens=32_768, draft="off")) as engine:
+        sampling = {"kv_budget": 160, "max_tokens": 300, "temperature": 1.3}
+        _, journal = await solve(engine, strategy, sampling=sampling)
+    reasons = [entries[-1].data["reason"] for entries in nodes_of(journal).values() if "reason" in entries[-1].data]
+    assert len(reasons) > 4
+    assert "refused" not in reasons
