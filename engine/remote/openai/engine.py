@@ -77,7 +77,14 @@ class CompletionsEngine(OpenAICompatibleEngine):
         if request.token_ids:
             wanted = {token: self._requests.name_token(token) for token in require_ids(request.token_ids)}
             texts = [self._requests.make_prompt(prompt) for prompt in prompts]
-            result = await self._scores.logits(index, request.model, prompts=texts, wanted=wanted, salt=salt)
+            result = await self._scores.logits(
+                index,
+                request.model,
+                prompts=texts,
+                wanted=wanted,
+                salt=salt,
+                is_normalized=request.normalized,
+            )
         else:
             end = max(reads) + 1
             result = await self._scores.rows(index, request.model, tokens=tokens[:end], reads=reads, salt=salt)

@@ -4,7 +4,8 @@ A reward model is scored through vLLM's ``/pooling`` with token ids: the server 
 own step tag (pooling type ``STEP``) or for the last token (``LAST``), as logits or as probabilities. Only the last of
 these reads cached prefixes. A causal model samples one token after each position. vLLM reports the log-probabilities of
 the tokens asked for (``logprob_token_ids``); others list the likeliest tokens, and one that is not listed gets the
-lowest listed value, an upper bound.
+lowest listed value, an upper bound. Where log-probabilities among all tokens are asked for, as those of many grades, it
+counts as impossible instead: many upper bounds together would be more than the probability that is left.
 
 Source: https://docs.vllm.ai/en/latest/models/pooling_models/ and vLLM's ``PoolingParams``.
 """
@@ -23,6 +24,8 @@ from engine.remote.openai.dialects import Dialect
 
 _AT_ONCE = 16
 """The number of concurrent requests."""
+_UNLIKELY = -30.0
+"""Log-probability of a token that counts as impossible."""
 Row = tuple[float, ...]
 
 
@@ -68,11 +71,19 @@ class OpenAIScorer:
         return answer
 
     async def logits(
-        self, index: int, model: str, prompts: Sequence[str | Sequence[int]], wanted: Mapping[int, str], salt: Json
+        self,
+        index: int,
+        model: str,
+        prompts: Sequence[str | Sequence[int]],
+        wanted: Mapping[int, str],
+        salt: Json,
+        *,
+        is_normalized: bool = False,
     ) -> ScoreResult:
         """Return the log-probabilities of tokens after each of the prompts.
 
-        ``wanted``: the token ids, each with the server's name for it in lists of log-probabilities.
+        ``wanted``: the token ids, each with the server's name for it in lists of log-probabilities. ``is_normalized``:
+        they must not be upper bounds.
         """
         values, computed, cached = [], 0, 0
         for prompt in prompts:
@@ -84,7 +95,7 @@ class OpenAIScorer:
                 answer = await self._connection.call("POST", "/v1/completions", body | salt)
             num_computed, num_cached = _read_usage(answer)
             computed, cached = computed + num_computed, cached + num_cached
-            row = _read_logprobs(answer, list(wanted.values()))
+            row = _read_logprobs(answer, list(wanted.values()), is_normalized=is_normalized)
             if row is None:
                 names = ", ".join(map(repr, wanted.values()))
                 unread = f"none of {names} is among the likeliest tokens where one is due"
@@ -167,8 +178,8 @@ def _to_logits(row: Row) -> Row:
     return row
 
 
-def _read_logprobs(answer: Json, wanted: Sequence[str]) -> Row | None:
-    """Return the log-probabilities of tokens; ``None`` if none of them is listed."""
+def _read_logprobs(answer: Json, wanted: Sequence[str], *, is_normalized: bool) -> Row | None:
+    """Return the log-probabilities of tokens, or upper bounds of them; ``None`` if none of them is listed."""
     try:
         likeliest: dict[str, float] = answer["choices"][0]["logprobs"]["top_logprobs"][0]
     except (KeyError, IndexError, TypeError) as error:
@@ -177,8 +188,8 @@ def _read_logprobs(answer: Json, wanted: Sequence[str]) -> Row | None:
         raise EngineError("the server reports no log-probabilities, and so it cannot score")
     if not likeliest.keys() & set(wanted):
         return None
-    least = min(likeliest.values())
-    return tuple(likeliest.get(token, least) for token in wanted)
+    unlisted = _UNLIKELY if is_normalized else min(likeliest.values())
+    return tuple(likeliest.get(token, unlisted) for token in wanted)
 
 
 def _read_usage(answer: Json) -> tuple[int, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -332,6 +334,23 @@ async def test_verdicts_of_a_judge_are_read_even_if_they_are_unlikely() -> None:
     [result] = await client.score(score(ScoreItem(((5, 6),), (0,)), token_ids=(7, 8)))
     assert result.values == ((-12.5, -13.0),)
     assert (bodies[0]["logprob_token_ids"], bodies[0]["logprobs"]) == ([7, 8], 20)
+    await client.close()
+
+
+async def test_grades_that_a_server_does_not_list_have_no_probability() -> None:
+    """Else eighteen bounds of 0.04 were a middling grade, where the model most likely writes something else."""
+    shares = {"token_id:1": 0.8, "token_id:2": 0.1, "token_id:7": 0.05, "token_id:8": 0.04}
+    top = {name: math.log(share) for name, share in shares.items()}
+    listed = {"choices": [{"logprobs": {"top_logprobs": [top]}}], "usage": {"prompt_tokens": 2}}
+    client = scripted("vllm", lambda _: httpx.Response(200, json=listed))
+    asked = score(ScoreItem(((5, 6),), (0,)), token_ids=tuple(range(7, 27)))
+    [grades], [bounds] = await client.score(replace(asked, normalized=True)), await client.score(asked)
+    assert grades.values is not None
+    assert bounds.values is not None
+    [row], [others] = grades.values, bounds.values
+    assert row[:2] == others[:2]
+    assert math.fsum(map(math.exp, row)) == pytest.approx(0.09)
+    assert {*others[2:]} == {math.log(0.04)}
     await client.close()
 
 
