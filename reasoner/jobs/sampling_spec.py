@@ -50,6 +50,7 @@ class Sampling(StrictModel):
         description="Most tokens of a solution, its prompt included, whose keys and values the engine keeps while it "
         "thinks: beyond it pages of the thought are dropped at random, which changes what follows. The latest pages "
         "and the answer stay. Without it all are kept.",
+        exclude_if=lambda budget: budget is None,
     )
     max_tokens: MaxTokens | None = Field(
         None, description="Longest solution in tokens; without it the model's context is the limit."

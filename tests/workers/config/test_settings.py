@@ -205,7 +205,11 @@ def test_tables_may_be_given_too(monkeypatch: pytest.MonkeyPatch) -> None:
         ("REASONER_QUEUES", "batch,fast", "Input should be 'interactive', 'webhooks' or 'batch'"),
         ("REASONER_QUEUES", "", "at least 1 item"),
         ("REASONER_POOLS", '{"batch": 0}', "REASONER_POOLS.batch: Input should be greater"),
-        ("REASONER_MODELS", '{"m": {"sampling": {"t": 1}}}', "'t'; known settings: frequency_penalty, max_tokens"),
+        (
+            "REASONER_MODELS",
+            '{"m": {"sampling": {"t": 1}}}',
+            "'t'; known settings: frequency_penalty, kv_budget, max_tokens",
+        ),
         ("REASONER_MODELS", '{"m": {"smapling": {}}}', "REASONER_MODELS.m.smapling: unknown setting 'smapling'"),
         ("REASONER_MODELS", '{"m": {"strategy": "clever"}}', "REASONER_MODELS.m.strategy: "),
         (
