@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.selection.collect import read_items
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams, TokenizeRequest, Tokens
-from engine.text.json_lines import read_json_lines
 from engine.threads.processors import choose_threads
 from reasoner.admission.resolve import resolve_program_job
 from reasoner.answers.equivalence import Equivalence
@@ -85,11 +85,6 @@ async def measure(options: argparse.Namespace, file: Path) -> None:
 def _write(file: Path, measured: Measured) -> None:
     with file.open("a") as lines:
         lines.write(json.dumps(asdict(measured)) + "\n")
-
-
-def read_items(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file; none if it is not there."""
-    return [json.loads(line) for _, line in read_json_lines(file)] if file.exists() else []
 
 
 async def _sample(

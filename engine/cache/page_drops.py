@@ -64,14 +64,13 @@ class PageDrops:
         if sampling.kv_budget is None:
             return None
         drops = cls(sampling, prompt_len, seed, page_size)
-        end = drops._find_end(tokens[: drops.first_drop])
-        return drops if end is None else None
+        return None if drops._find_end(tokens, drops._start, drops.first_drop) else drops
 
     def bound_kept(self, tokens: Sequence[int]) -> int:
         """Return an upper bound of the number of tokens whose pages are kept when all of these are computed."""
         if len(tokens) <= self.first_drop:
             return len(tokens)
-        end = self._find_end(tokens)
+        end = self._find_end(tokens, self._start, len(tokens))
         return self.first_drop + self._page_size + (0 if end is None else len(tokens) - end)
 
     def fork(self) -> PageDrops:
@@ -113,27 +112,22 @@ class PageDrops:
         """Return the number of tokens dropped when those from ``start`` to before ``end`` were computed."""
         return sum(start <= position < end for position in self._history) * self._drop * self._page_size
 
-    def _find_end(self, tokens: Sequence[int]) -> int | None:
-        """Return the place behind the tokens that end the thought, if they are among these."""
-        size, last = len(self._end), len(tokens) - len(self._end)
+    def _find_end(self, tokens: Sequence[int], first: int, stop: int) -> int | None:
+        """Return the place behind the tokens that end the thought, if they are among those from ``first`` to before
+        ``stop``."""
+        size, last = len(self._end), min(stop, len(tokens)) - len(self._end)
         places = (
             place + size
-            for place in range(self._start, last + 1)
+            for place in range(first, last + 1)
             if tokens[place] == self._end[0] and tuple(tokens[place : place + size]) == self._end
         )
         return next(places, None) if size else None
 
     def _ends_before(self, tokens: Sequence[int], num_computed: int) -> bool:
         """Return True if the tokens that end a thought are among those that are computed."""
-        end = self._end
-        if not end:
-            return False
-        first = max(self._start, self._num_searched - len(end) + 1)
+        first = max(self._start, self._num_searched - len(self._end) + 1)
         self._num_searched = num_computed
-        return any(
-            tokens[place] == end[0] and tuple(tokens[place : place + len(end)]) == end
-            for place in range(first, num_computed - len(end) + 1)
-        )
+        return self._find_end(tokens, first, num_computed) is not None
 
     def _update_digests(self, tokens: Sequence[int], num_computed: int) -> None:
         size = self._page_size

@@ -47,9 +47,7 @@ class RetainedTables:
     def __len__(self) -> int:
         return len(self._tables)
 
-    def add(
-        self, table: PageTable, tokens: Sequence[int], drops: PageDrops, *, key: str, scope: Hashable
-    ) -> RetainedTable:
+    def add(self, table: PageTable, tokens: Sequence[int], drops: PageDrops, *, key: str, scope: Hashable) -> None:
         """Retain a closed table, with its references; beyond the cap the oldest ones are given up."""
         num_private = sum(page not in self._tree.nodes for page in table.pages)
         retained = RetainedTable(key, scope, list(tokens), table=table, drops=drops, num_private=num_private)
@@ -59,7 +57,6 @@ class RetainedTables:
         self.touch(key)
         while self._num_pages > self._cap:
             self.evict_oldest()
-        return retained
 
     def find(self, scope: Hashable, tokens: Sequence[int]) -> RetainedTable | None:
         """Return the longest table that some tokens go on with, at least by one."""
