@@ -227,6 +227,8 @@ def bits(words: Tensor) -> set[int]:
 
 
 SEEDS = range(2)
+PLANTED_SEEDS = range(40)
+"""Some bugs show in a quarter of the random trees."""
 
 
 @pytest.fixture(autouse=True)
@@ -269,4 +271,4 @@ def test_without_a_floor_levels_are_as_wide_as_the_tree(monkeypatch: pytest.Monk
 )
 def test_bugs_planted_in_the_growth_are_detected(right: str, wrong: str, tmp_path: Path) -> None:
     module = planted("draft_tree", right, wrong, "draft_tree", tmp_path)
-    assert not all(grows_right(module.grow, seed) for seed in SEEDS)
+    assert not all(grows_right(module.grow, seed) for seed in PLANTED_SEEDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from engine.speculation.drafter import Drafter
 from engine.speculation.drafters.draft_model import DraftModel
 from engine.speculation.drafters.eagle import load_eagle
 from kernels.common.quantization import Quantization
+from kernels.linear import fp32
 from kernels.triton import norm
 from tests.engine.conftest import save_checkpoint
 from tests.engine.exact import gap
@@ -170,6 +172,8 @@ def test_sums_fused_with_norms_change_no_bit(kind: str, tmp_path: Path, monkeypa
     model = load_model(tmp_path, lambda config: config.max_context, device_config)
     assert isinstance(model, Decoder)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    # PyTorch's own product of bfloat16 in float32, of a router, exists on a GPU alone.
+    monkeypatch.setattr(fp32, "multiply_to_float32", partial(fp32.multiply_in_float32, dtype=torch.float32))
     fused, add_rms_norm = [0], norm.add_rms_norm
 
     def counted(*arguments: Any) -> tuple[Tensor, Tensor]:
