@@ -27,7 +27,7 @@ from api.http.state import ServiceState
 from api.openai.chat import routes as chat_routes
 from api.openai.errors import OpenAIErrorMiddleware
 from api.openai.responses import routes as responses_routes
-from api.routes import batches, export, jobs, keys, pages, selections, service
+from api.routes import batches, export, files, jobs, keys, pages, selections, service
 from engine.protocol.types import EngineClient
 from engine.remote.health import Health
 from workers.broker.embedded import broker_url
@@ -37,6 +37,7 @@ from workers.config.reload import LiveSettings
 from workers.config.settings import Settings
 from workers.engines.connect import connect
 from workers.engines.watch import EngineWatch
+from workers.store.files import FileStore
 from workers.store.jobs import JobStore
 from workers.telemetry.tracing import flush_traces
 
@@ -50,14 +51,24 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         store = JobStore(broker_url(settings))
+        files = FileStore(store, settings.files_folder)
         health = Health()
         client = engine or connect(settings, health=health, reports_health=True)
         reaper = Reaper(
-            store, make_celery(settings), max_attempts=settings.max_attempts, retention=settings.retention_seconds
+            store,
+            files,
+            make_celery(settings),
+            max_attempts=settings.max_attempts,
+            retention=settings.retention_seconds,
         )
         catalog = ModelCatalog(client, health)
         app.state.service = ServiceState(
-            LiveSettings(settings), store, catalog=catalog, reaper=reaper, readiness=Readiness(client, catalog)
+            LiveSettings(settings),
+            store,
+            files=files,
+            catalog=catalog,
+            reaper=reaper,
+            readiness=Readiness(client, catalog),
         )
         reaping = asyncio.create_task(reaper.run())
         watching = asyncio.create_task(EngineWatch(store, catalog.is_engine_available, reaper.wake).run())
@@ -85,7 +96,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     install_error_handlers(app)
     extend_openapi(app)
     # The export is before /v1/jobs/{job_id}, which matches it too.
-    for routes in (export, jobs, selections, batches, keys, chat_routes, responses_routes, service, pages):
+    for routes in (export, jobs, selections, batches, files, keys, chat_routes, responses_routes, service, pages):
         # An included router builds all of its routes again at its first request, for a third of a second.
         app.router.routes.extend(routes.router.routes)
     return app

@@ -15,12 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from api.http.metrics import HTTP_REQUESTS, HTTP_SECONDS, HTTP_STREAMS
+from api.http.multipart import OVERHEAD_BYTES
 from api.http.problems import Problem, problem_response, refusal_response
 from workers.config.settings import Settings
 from workers.store.request_origin import ORIGIN, Origin
 from workers.telemetry import tracing
 
 _PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
+UPLOAD = ("POST", "/v1/files")
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 PAGE_POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
@@ -127,19 +129,25 @@ class SecurityHeadersMiddleware:
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies over ``body_cap`` bytes, whether or not their ``Content-Length`` says so."""
+    """Refuses bodies over ``body_cap`` bytes, whether or not their ``Content-Length`` says so.
+
+    The body of an upload has a limit of its own, since it is never in memory as a whole.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._max_bytes = settings.body_cap
+        self._body_cap = settings.body_cap
+        self._upload_cap = settings.file_cap + OVERHEAD_BYTES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        is_upload = (scope["method"], scope["path"]) == UPLOAD
+        max_bytes = self._upload_cap if is_upload else self._body_cap
         length = Headers(scope=scope).get("content-length", "0")
-        if length.isdigit() and int(length) > self._max_bytes:
-            await refusal_response(scope, self._create_problem())(scope, receive, send)
+        if length.isdigit() and int(length) > max_bytes:
+            await refusal_response(scope, _too_large(max_bytes))(scope, receive, send)
             return
         num_received = 0
 
@@ -147,14 +155,15 @@ class BodyLimitMiddleware:
             nonlocal num_received
             message = await receive()
             num_received += len(message.get("body", b""))
-            if num_received > self._max_bytes:
-                raise self._create_problem()
+            if num_received > max_bytes:
+                raise _too_large(max_bytes)
             return message
 
         await self._app(scope, counting_receive, send)
 
-    def _create_problem(self) -> Problem:
-        return Problem(413, "body-too-large", f"the body is larger than the limit of {self._max_bytes} bytes")
+
+def _too_large(max_bytes: int) -> Problem:
+    return Problem(413, "body-too-large", f"the body is larger than the limit of {max_bytes} bytes")
 
 
 class ContentEncodingMiddleware:

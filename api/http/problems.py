@@ -24,6 +24,7 @@ from workers.config.rate_limits import QuotaExceeded
 from workers.store.batches import NoSuchBatch
 from workers.store.broker_errors import BROKER_DOWN, describe_outage
 from workers.store.event_log import ShuttingDown
+from workers.store.files import FileInUse, NoSuchFile, StorageFull
 from workers.store.jobs import IdempotencyConflict, JobActive, NoSuchJob, NotRetryable, QueueFull
 from workers.store.keys import NoSuchKey
 
@@ -76,6 +77,9 @@ SHUTTING_DOWN = Problem(
 _STORE_PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     NoSuchJob: (404, "no-such-job", "there is no job {0!r}: GET /v1/jobs lists the ids of all jobs"),
     NoSuchBatch: (404, "no-such-batch", "there is no batch {0!r}: GET /v1/batches lists the ids of all batches"),
+    NoSuchFile: (404, "no-such-file", "there is no file {0!r}: GET /v1/files lists the ids of all files"),
+    FileInUse: (409, "file-in-use", "an unfinished batch reads the file {0}: cancel the batch first"),
+    StorageFull: (413, "storage-full", "{0}"),
     NoSuchKey: (404, "no-such-key", "there is no key {0!r}: GET /v1/keys lists the ids of all keys"),
     JobActive: (409, "job-active", "the job has not ended and cannot be deleted: cancel it first"),
     NotRetryable: (409, "not-retryable", "{0}: submit a new job"),

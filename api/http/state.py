@@ -13,6 +13,7 @@ from api.http.readiness import Readiness
 from workers.broker.reaper import Reaper
 from workers.config.reload import LiveSettings
 from workers.config.settings import Settings
+from workers.store.files import FileStore
 from workers.store.jobs import JobStore
 
 
@@ -20,6 +21,7 @@ from workers.store.jobs import JobStore
 class ServiceState:
     live: LiveSettings
     store: JobStore
+    files: FileStore
     catalog: ModelCatalog
     reaper: Reaper
     readiness: Readiness

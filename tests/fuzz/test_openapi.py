@@ -80,6 +80,9 @@ def _made(parameter: str, service: httpx.Client) -> str:
     job: dict[str, Any] = {"problem": "1 + 1?", "strategy": {"name": "greedy"}, "seed": 1}
     if parameter == "model":
         return "policy"
+    if parameter == "file_id":
+        parts = {"purpose": (None, "batch"), "file": ("lines.jsonl", b"{}")}
+        return str(service.post("/v1/files", files=parts).raise_for_status().json()["id"])
     path, body = {
         "job_id": ("/v1/jobs", job),
         "batch_id": ("/v1/batches", {"jobs": [job], "budget": {"tokens": 100}}),

@@ -1,4 +1,4 @@
-"""The reaper: sends wake-ups for due jobs and deletes expired ones.
+"""The reaper: sends wake-ups for due jobs and deletes expired jobs and files.
 
 It runs in each API process and is the only sender of messages. A new job, one whose message was lost and one whose
 worker died are the same case: their time in ``reasoner:due`` has come.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import structlog
 from celery import Celery
@@ -15,9 +16,12 @@ from kombu.exceptions import OperationalError
 
 from workers.broker.wakeups import send_wakeup
 from workers.store.broker_errors import BROKER_DOWN, describe_eviction, describe_outage
+from workers.store.files import FileStore
 from workers.store.jobs import JobStore
 
 SWEEP_INTERVAL_SECONDS = 0.5
+CLEANUP_INTERVAL_SECONDS = 600.0
+"""Interval at which bytes that no file has are looked for."""
 
 log = structlog.get_logger("reasoner.reaper")
 
@@ -25,9 +29,10 @@ log = structlog.get_logger("reasoner.reaper")
 class Reaper:
     """Sweeps in an interval until ``stop``, and at once after ``wake``, which announces a new job."""
 
-    def __init__(self, store: JobStore, app: Celery, *, max_attempts: int, retention: float) -> None:
+    def __init__(self, store: JobStore, files: FileStore, app: Celery, *, max_attempts: int, retention: float) -> None:
         """``retention``: seconds for which an ended job is kept."""
         self._store = store
+        self._files = files
         self._app = app
         self._max_attempts = max_attempts
         self._retention = retention
@@ -35,6 +40,7 @@ class Reaper:
         self._is_policy_checked = False
         self._nudged = asyncio.Event()
         self._stopping = False
+        self._cleaned_up_at = float("-inf")
 
     def wake(self) -> None:
         self._nudged.set()
@@ -71,6 +77,10 @@ class Reaper:
         for job_id, queue in due:
             await asyncio.to_thread(send_wakeup, self._app, job_id, queue)
         await self._store.expire(self._retention)
+        await self._files.expire()
+        if time.monotonic() - self._cleaned_up_at > CLEANUP_INTERVAL_SECONDS:
+            self._cleaned_up_at = time.monotonic()
+            await self._files.remove_leftovers()
         return len(due)
 
     def _log_outage(self, outage: str) -> None:

@@ -70,6 +70,7 @@ class Limits(BaseModel):
     message_chars: Count = Field(
         1 << 20, description="The maximum number of characters of a message, and of any other text of a job."
     )
+    file_bytes: Count = Field(10 << 30, description="The maximum number of bytes of all of the owner's files together.")
     depth: Count | None = Field(None, description="The maximum number of steps of a job's search.")
 
     @property

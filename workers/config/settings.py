@@ -155,6 +155,14 @@ class Settings(ModelSettings):
     body_cap: Annotated[int, Field(ge=1024)] = Field(
         16 << 20, description="The maximum size of a request body in bytes."
     )
+    files_dir: Path | None = Field(
+        None,
+        description="The folder of uploaded files and of batches' results, which all API processes of a service share; "
+        "by default 'files' in data_dir.",
+    )
+    file_cap: Annotated[int, Field(ge=1024)] = Field(
+        200 << 20, description="The maximum size of an uploaded file in bytes."
+    )
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         (), description="The bearer keys with all rights; make others with 'reasoner keys'."
     )
@@ -261,6 +269,11 @@ class Settings(ModelSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @property
+    def files_folder(self) -> Path:
+        """The folder of files."""
+        return self.data_dir / "files" if self.files_dir is None else self.files_dir.expanduser().absolute()
 
     @property
     def drafter(self) -> str:

@@ -49,6 +49,9 @@ async def owned(client: httpx.AsyncClient, ann: dict[str, str], parameter: str) 
         case "batch_id":
             body = {"jobs": [{"problem": SECRET}], "budget": {"tokens": 9}}
             return str((await client.post("/v1/batches", json=body, headers=ann)).json()["id"])
+        case "file_id":
+            parts = {"purpose": (None, "batch"), "file": ("secret.jsonl", SECRET)}
+            return str((await client.post("/v1/files", files=parts, headers=ann)).json()["id"])
         case "key_id":
             return "key_" + "0" * 16
     raise AssertionError(f"teach this test whose {{{parameter}}} is")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from workers.broker.reaper import Reaper
 from workers.broker.wakeups import make_celery
 from workers.config.settings import Settings
 from workers.store import jobs as jobs_module
+from workers.store.files import FileStore
 from workers.store.jobs import JobStore
 
 Work = Callable[[str], Awaitable[None]]
@@ -117,7 +119,7 @@ async def test_without_a_broker_an_export_fails_before_its_first_line(settings: 
 
 
 async def test_expired_jobs_are_removed_completely_and_not_earlier(
-    store: JobStore, settings: Settings, url: str
+    store: JobStore, settings: Settings, url: str, tmp_path: Path
 ) -> None:
     kept, old, running = await submit(store), await submit(store), await submit(store)
     held = await claim(store, old)
@@ -129,7 +131,7 @@ async def test_expired_jobs_are_removed_completely_and_not_earlier(
         long_ago = (await store.get_broker_time() - 61) * 1000
         for index in ("reasoner:jobs:ended", "reasoner:jobs:of:local:ended"):
             assert client.zadd(index, {old: long_ago}, xx=True, ch=True) == 1
-        reaper = Reaper(store, make_celery(settings), max_attempts=3, retention=60)
+        reaper = Reaper(store, FileStore(store, tmp_path), make_celery(settings), max_attempts=3, retention=60)
         await reaper.sweep()
         keys = [key for key in client.scan_iter("reasoner:*") if old.encode() in key]
         assert keys == []

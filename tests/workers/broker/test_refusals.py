@@ -19,6 +19,7 @@ from workers.broker.reaper import Reaper
 from workers.broker.wakeups import make_celery
 from workers.config.settings import load_settings
 from workers.store.broker_errors import BROKER_DOWN, describe_outage
+from workers.store.files import FileStore
 from workers.store.jobs import JobStore
 
 PASSWORD = "kD9-mVq2.xR7_tW4"
@@ -205,11 +206,11 @@ def test_a_connection_is_made_anew_after_a_refusal_since_the_primary_may_be_anot
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
 def test_an_evicting_policy_is_named_once_in_the_log_and_on_the_console(
-    own_broker: EmbeddedBroker, policy: str
+    own_broker: EmbeddedBroker, policy: str, tmp_path: Path
 ) -> None:
     async def sweep() -> list[str]:
         store, app = JobStore(own_broker.url), make_celery(load_settings(redis_url=own_broker.url))
-        reaper = Reaper(store, app, max_attempts=3, retention=60)
+        reaper = Reaper(store, FileStore(store, tmp_path), app, max_attempts=3, retention=60)
         with structlog.testing.capture_logs() as logs:
             for _ in range(3):
                 await reaper.sweep_and_report()
@@ -227,14 +228,14 @@ def test_an_evicting_policy_is_named_once_in_the_log_and_on_the_console(
 
 
 def test_outages_are_logged_and_shown_when_they_change(
-    own_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+    own_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("workers.broker.console_watch.CHECK_SECONDS", 0.0)
     lines: list[str] = []
 
     async def run() -> list[str]:
         store, app = JobStore(own_broker.url), make_celery(load_settings(redis_url=own_broker.url))
-        reaper = Reaper(store, app, max_attempts=3, retention=60)
+        reaper = Reaper(store, FileStore(store, tmp_path), app, max_attempts=3, retention=60)
         watch = BrokerWatch(own_broker.url, lines.append)
         with structlog.testing.capture_logs() as logs, redis.Redis.from_url(own_broker.url) as client:
             for maxmemory in (0, 1, 1, 0, 0):

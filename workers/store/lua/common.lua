@@ -31,12 +31,18 @@
 --                            floor, waiting, active, closed
 --   reasoner:batch:ID:waiting  sorted set of jobs that request more tokens, by the expected gain per token
 --   reasoner:batches, :of:OWNER   sorted sets of ids by order of submission: all batches, and those of one owner
+--   reasoner:file:ID         hash: owner, n, filename, purpose, bytes, created, expires, readers (unfinished batches that
+--                            read it); the bytes are in the folder of the setting files_dir
+--   reasoner:files, :of:OWNER, :for:PURPOSE, :of:OWNER:for:PURPOSE   sorted sets of ids of files by order of creation
+--   reasoner:files:bytes     hash: the bytes of all files of each owner
+--   reasoner:files:expire    sorted set of ids of files by the time (ms) at which they are deleted
 --   reasoner:looked          the time (ms) of the last check for expired leases
 --   reasoner:stats           hash: counters for /metrics
 
 local JOBS, DUE, WEBHOOKS, SENT, STATS = 'reasoner:jobs', 'reasoner:due', 'reasoner:webhooks', 'reasoner:sent', 'reasoner:stats'
 local LOOKED = 'reasoner:looked'
 local WAITING = 'reasoner:waiting'
+local FILES = 'reasoner:files'
 
 local function now_ms()
   local time = redis.call('TIME')
@@ -53,6 +59,16 @@ end
 
 local function batch_key(id)
   return 'reasoner:batch:' .. id
+end
+
+local function file_key(id)
+  return 'reasoner:file:' .. id
+end
+
+-- Return the sorted sets that list a file.
+local function file_indexes(owner, purpose)
+  local own = FILES .. ':of:' .. owner
+  return { FILES, FILES .. ':for:' .. purpose, own, own .. ':for:' .. purpose }
 end
 
 local function owned(owner)
@@ -389,4 +405,23 @@ local function cancel(id, best)
     end
   end
   return 'ok'
+end
+
+-- Record a file whose bytes are stored. `keep`: the time (ms) until it is deleted; '' for ever.
+local function record_file(id, owner, filename, purpose, bytes, keep)
+  if redis.call('EXISTS', file_key(id)) == 1 then
+    return -- a repetition, since the first response was lost
+  end
+  local now = now_ms()
+  local n = redis.call('INCR', 'reasoner:submitted:files')
+  redis.call('HSET', file_key(id), 'id', id, 'owner', owner, 'n', n, 'filename', filename, 'purpose', purpose,
+    'bytes', bytes, 'created', seconds(now))
+  for _, index in ipairs(file_indexes(owner, purpose)) do
+    redis.call('ZADD', index, n, id)
+  end
+  redis.call('HINCRBY', FILES .. ':bytes', owner, bytes)
+  if keep ~= '' then
+    redis.call('HSET', file_key(id), 'expires', seconds(now + keep))
+    redis.call('ZADD', FILES .. ':expire', ms(now + keep), id)
+  end
 end
