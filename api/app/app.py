@@ -39,7 +39,7 @@ from workers.engines.connect import connect
 from workers.engines.watch import EngineWatch
 from workers.store.files import FileStore
 from workers.store.jobs import JobStore
-from workers.telemetry.tracing import flush_traces
+from workers.telemetry.tracing import captures_content, flush_traces, make_exporter, make_resource
 
 
 def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAPI:
@@ -73,7 +73,8 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         reaping = asyncio.create_task(reaper.run())
         watching = asyncio.create_task(EngineWatch(store, catalog.is_engine_available, reaper.wake).run())
         try:
-            yield
+            async with _export_spans(settings, store):
+                yield
         finally:
             watching.cancel()
             reaper.stop()
@@ -100,6 +101,23 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         # An included router builds all of its routes again at its first request, for a third of a second.
         app.router.routes.extend(routes.router.routes)
     return app
+
+
+@contextlib.asynccontextmanager
+async def _export_spans(settings: Settings, store: JobStore) -> AsyncIterator[None]:
+    """Export the spans of jobs that end, if a collector is configured; else nothing of OpenTelemetry is imported."""
+    if settings.otlp_url is None:
+        yield
+        return
+    from workers.telemetry.span_export import SpanExport
+
+    exporter, resource = make_exporter(settings.otlp_url), make_resource("api")
+    export = SpanExport(store, exporter, resource, with_content=captures_content())
+    running = asyncio.create_task(export.run())
+    try:
+        yield
+    finally:
+        await export.stop(running)
 
 
 def _list_middleware(settings: Settings) -> list[Middleware]:

@@ -94,6 +94,7 @@ class NodeData(EntryData):
     call_fault: str | None = Field(None, description="Why a call of it could not be read")
     calling: bool = Field(False, description="The part ends with a call of a tool that runs now")
     call_ended: str | None = Field(None, description="How that call ended, in the part with its output")
+    seconds: float | None = Field(None, description="Time from the request of the part, or of the call, to the part")
     refusal: RefusalData | None = Field(None, description="The server's words, if it refused the branch")
     copy_of: NodeId | None = Field(None, description="The branch whose text it has, for equal greedy branches")
     given: bool = Field(False, description="A candidate that the client brought")
@@ -124,6 +125,7 @@ class VerifierData(EntryData):
         [], description="Scores of all questions of a verifier that grades, in their order; null: none could be read"
     )
     unread: list[str | None] = Field([], description="Reasons for grades that could not be read, in the same order")
+    seconds: float | None = Field(None, description="Time that the verifier took, for all that was asked together")
 
 
 class ScoreData(VerifierData):

@@ -144,10 +144,12 @@ class BranchRunner:
         return sorted((branch for branch in self._in_flight if branch.wave == first), key=lambda branch: branch.path)
 
     def _make_part(self, branch: Generation) -> BranchPart:
-        return branch.make_part(self._reservations.rate(branch), self._job_stops)
+        now = self._search.ledger.elapsed_seconds()
+        return branch.make_part(self._reservations.rate(branch), self._job_stops, now)
 
     def _reserve(self, branch: Generation, tokens: int) -> None:
         self._reservations.reserve(branch, tokens)
+        branch.requested_at = self._search.ledger.elapsed_seconds()
         self._in_flight.add(branch)
 
     def _add_ready(self, branch: Generation) -> None:

@@ -77,6 +77,8 @@ class BranchPart:
     """The server's words, if it refused the branch."""
     spend: Usage = field(default_factory=Usage)
     reserved: Amount = NO_AMOUNT
+    seconds: float | None = None
+    """Time from its request, or the start of its call, until it was taken; ``None`` if nothing was requested."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +104,8 @@ class Generation:
     """Journal data of the last part, once the branch has ended."""
     reservation: Amount = NO_AMOUNT
     """Budget that is held for its next part."""
+    requested_at: float = 0.0
+    """Working time of the job at which its next part was requested."""
 
     dedup_key: Hashable | None = field(init=False, default=None)
     """Key shared by branches that must be equal, since each continues the same text greedily; ``None`` for sampled
@@ -245,8 +249,11 @@ class Generation:
 
     # Parts.
 
-    def make_part(self, rate: TokenRate, job_stops: Collection[str]) -> BranchPart:
-        """Return the part that is ready. ``job_stops``: stop strings that are not part of the text that they end."""
+    def make_part(self, rate: TokenRate, job_stops: Collection[str], now: float) -> BranchPart:
+        """Return the part that is ready. ``job_stops``: stop strings that are not part of the text that they end.
+
+        ``now``: working time of the job.
+        """
         arrived, before, after = self.arrived, self.recorded, self.current
         text = arrived.text
         if arrived.stop in job_stops:
@@ -281,6 +288,7 @@ class Generation:
             refusal=arrived.refusal,
             spend=spend,
             reserved=self.reservation,
+            seconds=now - self.requested_at,
         )
 
     def make_end(self, reason: Reason) -> BranchPart:

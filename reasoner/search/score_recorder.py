@@ -57,8 +57,10 @@ class ScoreRecorder:
             entries = self._replay_log.replay(by_key)
         else:
             repeats = [repeat for node in nodes if (repeat := self._repeated_score(node)) is not None]
+            started_at = self._context.search.ledger.elapsed_seconds()
             scored = repeats or await self._ask_verifier(nodes)
-            entries = await self._replay_log.write([self._create_entry(score) for score in scored])
+            seconds = self._context.search.ledger.elapsed_seconds() - started_at
+            entries = await self._replay_log.write([self._create_entry(score, seconds) for score in scored])
         for entry in entries:
             node, steps = by_key[entry.key], tuple(entry.data["scores"])
             if entry.data["score"] is None:
@@ -85,13 +87,14 @@ class ScoreRecorder:
         num_inherited, steps, score = self._verdicts.get(_verdict_key(node), (-1, (), 0.0))
         return NodeScore(node, score, steps) if num_inherited == len(inherited_scores(node)) else None
 
-    def _create_entry(self, scored: NodeScore) -> PendingEntry:
+    def _create_entry(self, scored: NodeScore, seconds: float) -> PendingEntry:
         data = {
             "node": scored.node.id,
             "scores": list(scored.steps),
             "score": scored.score,
             "computed": scored.spend.verifier_computed,
             "cached": scored.spend.verifier_cached,
+            "seconds": round(seconds, 6),
             **scored.details,
             **self._context.name_model(self._context.search.verifier),
         }
@@ -132,10 +135,12 @@ class ComparisonRecorder:
         if self._replay_log.is_replaying:
             entries = self._replay_log.replay(by_key)
         else:
+            started_at = self._context.search.ledger.elapsed_seconds()
             scored = await run_unless(self._context.search.cancelled, partial(self._scorer.compare, pairs))
             if scored is None:
                 raise JobCancelled
-            entries = await self._replay_log.write([self._create_entry(score) for score in scored])
+            seconds = self._context.search.ledger.elapsed_seconds() - started_at
+            entries = await self._replay_log.write([self._create_entry(score, seconds) for score in scored])
         for entry in entries:
             first, second = pair = by_key[entry.key]
             score = entry.data["score"]
@@ -143,12 +148,13 @@ class ComparisonRecorder:
             self._scores[second, first] = None if score is None else 1.0 - score
         return bool(entries)
 
-    def _create_entry(self, scored: PairScore) -> PendingEntry:
+    def _create_entry(self, scored: PairScore, seconds: float) -> PendingEntry:
         data = {
             "nodes": [node.id for node in scored.pair],
             "score": scored.score,
             "computed": scored.spend.verifier_computed,
             "cached": scored.spend.verifier_cached,
+            "seconds": round(seconds, 6),
             **scored.details,
             **self._context.name_model(self._context.search.verifier),
         }

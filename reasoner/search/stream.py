@@ -268,6 +268,8 @@ class Stream:
             **stated.describe(),
         }
         data |= self._context.name_model(self._context.search.policy(branch.parent).model)
+        if part.seconds is not None:
+            data["seconds"] = round(part.seconds, 6)
         if part.thinking is not None:
             data |= describe_thought(part.thinking)
         if branch.sampling.logprobs is not None:

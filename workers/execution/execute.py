@@ -37,6 +37,7 @@ from workers.store.claims import Claim
 from workers.store.jobs import JobStore
 from workers.store.journal import RedisJournal
 from workers.telemetry import tracing
+from workers.telemetry.search_spans import find_job_span
 
 ENGINE_RETRY_SECONDS = 3.0
 """The delay of a retry, unless an API process wakes the job before (``workers.engines.watch``)."""
@@ -88,7 +89,7 @@ async def execute(
     }
     with (
         bound_contextvars(job=job_id, attempt=claim.attempt, request_id=claim.origin.request_id),
-        tracing.span("job", "consumer", attributes, claim.origin.traceparent),
+        tracing.span("attempt", "consumer", attributes, find_job_span(job_id, claim.origin.traceparent)),
     ):
         log.info("job claimed")
         cancelled = asyncio.Event()

@@ -21,7 +21,7 @@ from workers.store.broker_errors import BROKER_DOWN
 from workers.store.claims import Claims
 from workers.store.event_log import EventLog, ShuttingDown
 from workers.store.reaping import Reaping
-from workers.store.request_origin import ORIGIN
+from workers.store.request_origin import ORIGIN, Origin
 from workers.store.serialization import JobDocument, job_key, to_json
 
 _PAGE_SIZE = 100
@@ -102,6 +102,10 @@ class JobStore(EventLog, Claims, Reaping):
         if owner is None:
             raise NoSuchJob(job_id)
         return str(owner)
+
+    async def get_origin(self, job_id: str) -> Origin:
+        """Return the origin of a job; an empty one if there is no such job."""
+        return Origin.from_json(await self.command("HGET", job_key(job_id), "origin") or "{}")
 
     async def list_jobs(
         self, *, owner: str | None, after: str | None, limit: int, status: str | None

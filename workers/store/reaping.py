@@ -37,6 +37,15 @@ class Reaping(RedisClient):
         """Delete some of the jobs that ended more than ``retention`` seconds ago. Return their number."""
         return int(await self.script("expire", round(retention * 1000), _MAX_EXPIRED))
 
+    async def claim_span_export(self, holder: str, seconds: float, exported: int | None = None) -> int | None:
+        """Hold the right to export spans, or extend it. Return the time (ms) up to which ended jobs are exported.
+
+        ``exported``: that time, if it has moved. ``None`` while another process holds the right.
+        """
+        moved = "" if exported is None else exported
+        upto = await self.script("export_spans", holder, round(seconds * 1000), moved)
+        return None if upto is None else int(upto)
+
     async def get_stats(self) -> tuple[dict[str, int], dict[str, float]]:
         """Return the number of jobs by status (dead ones too), and the counters over all jobs so far."""
         statuses = ("queued", "in_progress", *sorted(TERMINAL_STATUSES), DEAD)

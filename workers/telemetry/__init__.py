@@ -1,1 +1,5 @@
-"""Structured logs (``logs``) and OpenTelemetry traces (``tracing``) of all roles."""
+"""Structured logs (``logs``) and OpenTelemetry traces of all roles (``tracing``).
+
+``search_spans`` makes the spans of an ended job of its events, with its texts (``span_content``) if that is allowed,
+and ``span_export`` exports them.
+"""

@@ -1,15 +1,17 @@
-"""OpenTelemetry traces of requests, of the jobs that they submit, and of the jobs' engine calls.
+"""OpenTelemetry traces of requests, of the attempts at the jobs that they submit, and of the jobs' engine calls.
 
 Disabled, and OpenTelemetry is not imported, until ``start_tracing`` finds a configured collector. A job continues the
 trace of its request in any process, through its ``Origin``. No span contains a problem or an answer.
 
-Engine calls are named after the GenAI semantic conventions, which are still in development: all names are in this
-module.
+What a job did, node by node, is in spans by the GenAI semantic conventions, which an API process makes of its events
+when it has ended (``span_export``). The spans here say in which process and when; their tokens have names of our own,
+so that no reader counts a token twice.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +24,9 @@ from workers.config.settings import Settings
 from workers.config.types import ConfigError
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span, Tracer
 
 Attribute = str | int | float | bool
@@ -36,16 +40,23 @@ REQUEST_ID, JOB_ID, ATTEMPT, STRATEGY, STATUS = (
     "reasoner.job.status",
 )
 METHOD, ROUTE, HTTP_STATUS = "http.request.method", "http.route", "http.response.status_code"
-_OPERATION, _MODEL = "gen_ai.operation.name", "gen_ai.request.model"
-_INPUT, _OUTPUT, _CACHED = (
-    "gen_ai.usage.input_tokens",
-    "gen_ai.usage.output_tokens",
-    "gen_ai.usage.cache_read.input_tokens",
-)
-_BRANCHES = "reasoner.branches"
+MODEL, BRANCHES = "reasoner.engine.model", "reasoner.engine.branches"
+PROMPT, CACHED, GENERATED = "reasoner.engine.prompt", "reasoner.engine.cached", "reasoner.engine.generated"
 _ERROR = "error.type"
 
-_FLUSH_SECONDS = 2.0
+CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+"""OpenTelemetry's variable that allows questions and answers in spans."""
+_CONTENT_VALUES = {
+    "": False,
+    "false": False,
+    "no_content": False,
+    "event_only": False,
+    "true": True,
+    "span_only": True,
+    "span_and_event": True,
+}
+FLUSH_SECONDS = 2.0
+"""The longest time that the end of a process waits for a collector."""
 
 _tracer: Tracer | None = None
 _flush: Callable[[], object] | None = None
@@ -60,20 +71,42 @@ def start_tracing(settings: Settings, role: str) -> None:
     if settings.otlp_url is None:
         return
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        exporter = make_exporter(settings.otlp_url)
     except ModuleNotFoundError:
         raise ConfigError("otlp_url: traces need more packages: pip install 'reasoner[otel]'") from None
-    provider = TracerProvider(resource=Resource.create({SERVICE_NAME: f"reasoner-{role}"}))
-    exporter = OTLPSpanExporter(
-        endpoint=f"{settings.otlp_url.rstrip('/')}/v1/traces", session=_make_session(settings.otlp_url)
-    )
+    captures_content()  # a mistake in it ends the start
+    provider = TracerProvider(resource=make_resource(role))
     provider.add_span_processor(BatchSpanProcessor(exporter))
     trace_with(provider)
     global _flush
     _flush = provider.force_flush
+
+
+def make_exporter(otlp_url: str) -> SpanExporter:
+    """Return an exporter to a collector. Raises ``ModuleNotFoundError`` without the extra ``reasoner[otel]``."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter(endpoint=f"{otlp_url.rstrip('/')}/v1/traces", session=_make_session(otlp_url))
+
+
+def make_resource(role: str) -> Resource:
+    """Return the resource of a role's spans."""
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+
+    return Resource.create({SERVICE_NAME: f"reasoner-{role}"})
+
+
+def captures_content() -> bool:
+    """Return True if spans may hold questions and answers. Raises ``ConfigError`` for an unknown value."""
+    value = os.environ.get(CONTENT_VARIABLE, "")
+    try:
+        return _CONTENT_VALUES[value.lower()]
+    except KeyError:
+        known = ", ".join(filter(None, _CONTENT_VALUES))
+        raise ConfigError(f"{CONTENT_VARIABLE}: {value!r} is none of its values: give one of {known}") from None
 
 
 def _make_session(url: str) -> Any:
@@ -92,7 +125,7 @@ def flush_traces() -> None:
     if _flush is not None:
         sending = threading.Thread(target=_flush, daemon=True)
         sending.start()
-        sending.join(_FLUSH_SECONDS)
+        sending.join(FLUSH_SECONDS)
 
 
 def trace_with(provider: TracerProvider | None) -> None:
@@ -155,31 +188,27 @@ class _TracedEngine(ForwardingEngine):
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         """Trace the call. The span is never the current one, since the caller runs between two events."""
-        attributes: dict[str, Attribute] = {
-            _OPERATION: "text_completion",
-            _MODEL: request.model,
-            _BRANCHES: len(request.branches),
-        }
-        spent = dict.fromkeys((_INPUT, _CACHED, _OUTPUT), 0)
-        begun = _begin(self._tracer, f"text_completion {request.model}", "client", attributes)
+        attributes: dict[str, Attribute] = {MODEL: request.model, BRANCHES: len(request.branches)}
+        spent = dict.fromkeys((PROMPT, CACHED, GENERATED), 0)
+        begun = _begin(self._tracer, f"generate {request.model}", "client", attributes)
         with _end_span(begun):
             try:
                 async for event in super().generate(request, stream=stream):
                     if isinstance(event, Completion):
-                        spent[_INPUT] += event.prompt_tokens
-                        spent[_CACHED] += event.cached_tokens
-                        spent[_OUTPUT] += len(event.token_ids)
+                        spent[PROMPT] += event.prompt_tokens
+                        spent[CACHED] += event.cached_tokens
+                        spent[GENERATED] += len(event.token_ids)
                     yield event
             finally:
                 begun.set_attributes(spent)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        attributes: dict[str, Attribute] = {_OPERATION: "score", _MODEL: request.model, _BRANCHES: len(request.items)}
+        attributes: dict[str, Attribute] = {MODEL: request.model, BRANCHES: len(request.items)}
         begun = _begin(self._tracer, f"score {request.model}", "client", attributes)
         with _end_span(begun):
             results = await super().score(request)
             cached = sum(result.cached_tokens for result in results)
-            begun.set_attributes({_CACHED: cached, _INPUT: cached + sum(result.computed_tokens for result in results)})
+            begun.set_attributes({CACHED: cached, PROMPT: cached + sum(result.computed_tokens for result in results)})
             return results
 
 

@@ -26,6 +26,7 @@ from workers.execution.execute import execute
 from workers.store.jobs import JobStore
 from workers.store.request_origin import ORIGIN, Origin
 from workers.telemetry import tracing
+from workers.telemetry.search_spans import JOB, derive_span_id
 
 SPEC = build_spec(
     {
@@ -74,16 +75,18 @@ async def test_engine_calls_of_a_job_are_below_the_span_of_its_request(
     job_id = await run(store, ScriptedEngine())
     job = await store.get(job_id)
     found = {span.name: span for span in spans.get_finished_spans()}
-    request, work, call = (found[name] for name in ("POST /v1/jobs", "job", "text_completion policy"))
+    request, work, call = (found[name] for name in ("POST /v1/jobs", "attempt", "generate policy"))
     assert {span.context.trace_id for span in spans.get_finished_spans() if span.context} == {_id(request)[0]}
     assert request.parent is None
-    assert (_parent(work), _parent(call), _parent(found["score prm"])) == (_id(request), _id(work), _id(work))
+    own = _id(request)[0], derive_span_id(job_id, JOB)  # the job's own span, exported when it has ended
+    assert (_parent(work), _parent(call), _parent(found["score prm"])) == (own, _id(work), _id(work))
     assert work.attributes is not None
     assert (work.attributes[tracing.JOB_ID], work.attributes[tracing.REQUEST_ID]) == (job_id, "r1")
     assert work.attributes[tracing.STATUS] == job["status"] == "completed"
     calls = [span for span in spans.get_finished_spans() if span.name == call.name]
-    tokens = sum(int(str((span.attributes or {})["gen_ai.usage.output_tokens"])) for span in calls)
+    tokens = sum(int(str((span.attributes or {})[tracing.GENERATED])) for span in calls)
     assert tokens == job["usage"]["generated"] > 0
+    assert "gen_ai.usage" not in "".join(span.to_json() for span in calls)  # the tokens are the nodes'
     assert "quick" not in "".join(span.to_json() for span in spans.get_finished_spans())
 
 

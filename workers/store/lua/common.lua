@@ -37,12 +37,15 @@
 --   reasoner:files:bytes     hash: the bytes of all files of each owner
 --   reasoner:files:expire    sorted set of ids of files by the time (ms) at which they are deleted
 --   reasoner:looked          the time (ms) of the last check for expired leases
+--   reasoner:spans           hash: the time (ms) of the last end of a job whose spans are exported, the process that
+--                            exports them (holder), and the end (till, ms) of its right to do so
 --   reasoner:stats           hash: counters for /metrics
 
 local JOBS, DUE, WEBHOOKS, SENT, STATS = 'reasoner:jobs', 'reasoner:due', 'reasoner:webhooks', 'reasoner:sent', 'reasoner:stats'
 local LOOKED = 'reasoner:looked'
 local WAITING = 'reasoner:waiting'
 local FILES = 'reasoner:files'
+local SPANS = 'reasoner:spans'
 
 local function now_ms()
   local time = redis.call('TIME')
