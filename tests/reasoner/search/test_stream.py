@@ -246,7 +246,7 @@ def tree(journal: MemoryJournal) -> dict[str, list[object]]:
             for node in entry.data["nodes"]:
                 told[node].append("pruned")
         elif entry.type in ("node", "score"):
-            unlike = ("batch", "cached", "computed")
+            unlike = ("batch", "cached", "computed", "seconds")
             told.setdefault(entry.data["node"], []).append(
                 {name: value for name, value in entry.data.items() if name not in unlike}
             )
