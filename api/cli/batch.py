@@ -50,7 +50,7 @@ def submit(
     if default := build_strategy(strategy, context.args):
         jobs = [{"strategy": default} | job for job in jobs]
     with service.connect() as client:
-        jobs = [name_strategy(job, client) for job in jobs]
+        jobs = [name_strategy(job, client, job.get("model")) for job in jobs]
         submitted = client.submit_batch({"jobs": jobs, "budget": {"tokens": tokens}})
         if wait:
             _progress.print(f"{submitted.id}: {len(jobs)} jobs", markup=False, highlight=False)

@@ -129,12 +129,17 @@ def list_more_models(verifier: Any, mixed: list[str] | None) -> list[str]:
     return [*(mixed or ()), *([scorer] if isinstance(scorer, str) else [])]
 
 
-def name_strategy(spec: dict[str, Any], client: Client) -> dict[str, Any]:
+def name_strategy(spec: dict[str, Any], client: Client, model: str | None) -> dict[str, Any]:
     """Return the job; if its strategy has parameters and no name, with the name of the default strategy."""
     strategy = spec.get("strategy")
     if strategy is None or "name" in strategy:
         return spec
-    name = client.default_strategy() if spec.get("verifier") is None else DEFAULT_STRATEGY
+    if spec.get("verifier") is not None:
+        name = DEFAULT_STRATEGY
+    else:
+        listed = {entry["id"]: entry["defaults"] for entry in client.models()["data"]} if model else {}
+        defaults = listed.get(model or "")
+        name = client.default_strategy() if defaults is None else str(defaults["strategy"]["name"])
     return spec | {"strategy": {"name": name} | strategy}
 
 

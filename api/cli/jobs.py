@@ -60,7 +60,7 @@ def solve(
     spec = options.build_spec(problem, context.args)
     more = list_more_models(spec.get("verifier"), options.mixed)
     with open_service(service, options.model, more) as (client, model):
-        job = client.submit(name_models(name_strategy(spec, client), client, model, options.mixed))
+        job = client.submit(name_models(name_strategy(spec, client, options.model), client, model, options.mixed))
         try:
             show_progress(client, job, _progress)
         except KeyboardInterrupt:
@@ -97,12 +97,18 @@ def open_service(
         return
     with end_quietly():
         from api.roles.private_service import run_private_service
+        from reasoner.admission.names import find_model, find_name
         from workers.config.settings import load_settings
     settings = load_settings()
     _progress.print("[dim]No service is running here: starting one for this command.[/dim]")
     if model is not None and not settings.engine_url:
-        settings = load_settings(model=model)
-        model = settings.model_name
+        name = find_name(model, settings)
+        targets = [model] if name is None else [find_model(target, settings) for target in name.targets]
+        target, *others = targets
+        settings = load_settings(model=target)
+        # A folder's model is served by another name than its path; so is the one in PATH:EFFORT.
+        model = model if model in settings.names else model.replace(target, settings.model_name, 1)
+        more = [*more, *others]
     if not settings.engine_url:
         settings = settings.with_bundled(more)
     with run_private_service(settings, _progress) as url, Client(url) as client:
@@ -130,7 +136,7 @@ def submit(
     """Submit a job and return at once. Parameters of the strategy are options too, such as --n 16."""
     spec = options.build_spec(problem, context.args, webhook=webhook)
     with service.connect() as client:
-        job = name_models(name_strategy(spec, client), client, options.model, options.mixed)
+        job = name_models(name_strategy(spec, client, options.model), client, options.model, options.mixed)
         _print(client.submit(job), service.as_json)
 
 

@@ -45,11 +45,21 @@ def create(
         list[str] | None,
         typer.Option(help=f"One of {', '.join(sorted(SCOPES))}; may be repeated. Default: jobs:read and jobs:write."),
     ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or model that its jobs may give as a model; may be repeated. Default: all."),
+    ] = None,
     expires: Annotated[str | None, typer.Option(help="How long the key is valid, such as 90d, 12h or 30m.")] = None,
     direct: Direct = False,
 ) -> None:
     """Make a key and print it, this one time. The first key of a service is made with --direct."""
-    fields = {"name": name, "owner": owner, "scopes": scope or None, "expires_in": _parse_expiry(expires)}
+    fields = {
+        "name": name,
+        "owner": owner,
+        "scopes": scope or None,
+        "models": model or None,
+        "expires_in": _parse_expiry(expires),
+    }
     spec = {field: value for field, value in fields.items() if value is not None}
     if direct:
         made = _on_broker(lambda store: store.create(_parse_spec(spec)))
@@ -79,9 +89,16 @@ def list_keys(
     if service.as_json:
         print_json(page)
         return
-    table = Table(Column("key", no_wrap=True), "name", "owner", "scopes", "state", box=None)
+    table = Table(Column("key", no_wrap=True), "name", "owner", "scopes", "models", "state", box=None)
     for item in map(StoredKey.model_validate, page["data"]):
-        table.add_row(item.id, Text(item.name), item.owner, " ".join(item.scopes), _describe_state(item))
+        table.add_row(
+            item.id,
+            Text(item.name),
+            item.owner,
+            " ".join(item.scopes),
+            Text(", ".join(item.models or ["all"])),
+            _describe_state(item),
+        )
     _out.print(table)
 
 

@@ -3,6 +3,7 @@
 import { byId, el, put, write } from "./dom.js";
 import { Refusal, call } from "./service.js";
 
+const AS_NAMED = { parameters: { properties: {} }, stops_when_sure: false };
 const LONG_TEXT = 200; // characters from which a text field has several lines
 
 export class SubmitForm {
@@ -62,9 +63,12 @@ export class SubmitForm {
     const writing = [...this.strategies.values()].filter(({ takes_candidates }) => !takes_candidates);
     const names = writing.filter(can).map(({ name }) => name);
     const chosen = this.choice.value;
-    this.choice.replaceChildren(...names.map((name) => el("option", { value: name }, name.replaceAll("_", " "))));
+    const own = model?.stands_for && model.defaults.strategy.name; // the search that the name stands for
+    const options = names.map((name) => el("option", { value: name }, name.replaceAll("_", " ")));
+    if (own) options.unshift(el("option", { value: "" }, `as the name says: ${own.replaceAll("_", " ")}`));
+    this.choice.replaceChildren(...options);
     const fallback = model?.defaults.strategy.name ?? this.fallback;
-    this.choice.value = [chosen, "beam", fallback].find((name) => names.includes(name));
+    this.choice.value = own ? "" : [chosen, "beam", fallback].find((name) => names.includes(name));
     if (this.choice.value !== chosen) this.#choose();
   }
 
@@ -78,17 +82,22 @@ export class SubmitForm {
   }
 
   #choose() {
-    const strategy = this.strategies.get(this.choice.value);
+    const strategy = this.strategies.get(this.choice.value) ?? { ...AS_NAMED, summary: this.#describeName() };
     write(byId("about"), strategy.summary);
     byId("sure").hidden = !strategy.stops_when_sure;
     const fields = Object.entries(strategy.parameters.properties).map(([name, schema]) => field(name, schema));
     byId("parameters").replaceChildren(...fields);
   }
 
-  /** Returns the job in the form; empty fields are left to the service. */
+  #describeName() {
+    return this.models.get(byId("models").value)?.description ?? "";
+  }
+
+  /** Returns the job in the form; empty fields are left to the service, and to the name that is chosen as a model. */
   spec() {
-    const spec = { problem: byId("problem").value, strategy: { name: this.choice.value } };
-    const { properties } = this.strategies.get(this.choice.value).parameters;
+    const spec = { problem: byId("problem").value };
+    if (this.choice.value) spec.strategy = { name: this.choice.value };
+    const { properties } = (this.strategies.get(this.choice.value) ?? AS_NAMED).parameters;
     for (const input of byId("parameters").querySelectorAll("[name]")) {
       const value = valueOf(input);
       if (value !== null && value !== properties[input.name].default) spec.strategy[input.name] = value;

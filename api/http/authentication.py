@@ -97,7 +97,8 @@ class AuthenticationMiddleware:
         if (stored := await keys.find(token)) is not None:
             if (refusal := stored.refusal()) is not None:
                 raise _create_unauthorized(f"{refusal}: use another, or have one made with 'reasoner keys create'")
-            return Principal(stored.id, stored.owner, frozenset(stored.scopes))
+            models = None if stored.models is None else frozenset(stored.models)
+            return Principal(stored.id, stored.owner, frozenset(stored.scopes), models)
         if self._configured_digests or not self._is_loopback or await keys.has_any():
             reason = "this API key is unknown" if token else "there is no API key"
             raise _create_unauthorized(f"{reason}: send one of this service's keys as 'Authorization: Bearer KEY'")

@@ -21,6 +21,12 @@ class Principal:
     key_id: str
     owner: str
     scopes: frozenset[Scope]
+    models: frozenset[str] | None = None
+    """The names and models that its jobs may give as a model; ``None`` for all."""
+
+    def may_use(self, word: str) -> bool:
+        """Return True for a name or model that its jobs may give as a model."""
+        return self.models is None or word in self.models
 
     @property
     def visible_owner(self) -> str | None:

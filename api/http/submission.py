@@ -40,6 +40,7 @@ async def submit_job(
     settings = state.settings
     limits = settings.limits.for_owner(principal.owner)
     _check_webhook(request, settings)
+    _check_models(request, principal)
     resolved = await resolve_job(request, settings, state.catalog)
     accepted = apply_caps(resolved.model_dump(), request.budget, limits)
     for error in (await state.catalog.find_too_long([resolved])).values():
@@ -68,6 +69,7 @@ async def submit_batch(
     for index, job in enumerate(spec.jobs):
         try:
             _check_webhook(job, settings)
+            _check_models(job, principal)
             resolved = await resolve_job(job, settings, state.catalog, in_batch=True)
             jobs.append(apply_caps(resolved.model_dump(), job.budget, limits))
             specs.append(resolved)
@@ -109,6 +111,23 @@ def _check_webhook(request: JobRequest, settings: Settings) -> None:
         check_address(request.webhook, settings.webhook_allow)
     except ForbiddenAddress as error:
         raise Problem(422, "impossible-webhook", f"webhook: {error}", errors=[("webhook", str(error))]) from None
+
+
+def _check_models(request: JobRequest, principal: Principal) -> None:
+    """Raise ``Problem`` for a request that gives a model which its key may not use, or leaves the model open."""
+    if principal.models is None:
+        return
+    given = {f"models.{index}.model": entry.model for index, entry in enumerate(request.models or ())}
+    given = given or {"model": request.model or ""}
+    if (judge := getattr(request.verifier, "model", None)) is not None:
+        given["verifier.model"] = judge
+    for field, word in given.items():
+        if not principal.may_use(word):
+            wrong = f"may not use {word!r}" if word else "must name a model"
+            allowed = f"a key limited to {', '.join(sorted(principal.models))}"
+            raise Problem(
+                403, "model-not-allowed", f"{field}: {allowed} {wrong}", errors=[(field, f"{allowed} {wrong}")]
+            )
 
 
 def _batch_problem(problems: Sequence[tuple[int, Problem]]) -> Problem:

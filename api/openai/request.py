@@ -10,9 +10,10 @@ from pydantic import BeforeValidator, Field, model_validator
 from api.http.problems import Problem
 from api.openai.sent_fields import Turn
 from reasoner.admission.effort import Effort, find_contradiction
+from reasoner.admission.names import NameFault, find_name
 from reasoner.admission.sources import EFFORT, Submission, merge_sources
 from reasoner.answers.spec import AnswerSpec
-from reasoner.base_model import StrictModel
+from reasoner.base_model import StrictModel, VerifierSpec
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
 from reasoner.jobs.constraint_spec import ConstraintSpec
 from reasoner.jobs.messages import Message
@@ -58,7 +59,7 @@ def _to_list(value: Any) -> Any:
 class OpenAIRequest(StrictModel):
     """OpenAI's fields that both routes take. Those that are not OpenAI's are as in ``POST /v1/jobs``."""
 
-    model: str = Field(description="Name of a served model: GET /v1/models.")
+    model: str = Field(description="A served model, or a name that stands for a search: GET /v1/models.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
@@ -171,12 +172,19 @@ class OpenAIRequest(StrictModel):
 
         Otherwise the request is a conversation, whose solutions are chosen as whole texts.
         """
+        try:
+            name = find_name(self.model, settings)
+        except NameFault:
+            return False  # the admission refuses it
+        named = {} if name is None else name.fields
         effort = settings.effort.get(next(iter(self.efforts().values()), ""))
-        defaults = settings.models.get(self.model)
+        defaults = settings.models.get(named.get("model", self.model))
         own = (self.strategy, self.answer, self.confidence, self.tool_vote)
         others = (effort and effort.strategy, defaults and defaults.strategy, defaults and defaults.answer)
-        is_rule = self.verifier is not None and self.verifier.is_conclusive
-        return is_rule or any(value is not None for value in (*own, *others))
+        of_name = (*map(named.get, ("strategy", "answer", "confidence")), name and name.effort_strategy)
+        verifier = self.verifier or named.get("verifier")
+        is_rule = isinstance(verifier, VerifierSpec) and verifier.is_conclusive
+        return is_rule or any(value is not None for value in (*own, *others, *of_name))
 
     def _user_metadata(self) -> dict[str, str]:
         fields = {"user": self.user, "safety_identifier": self.safety_identifier}
@@ -195,7 +203,7 @@ class OpenAIRequest(StrictModel):
 def _apply_bounds(job: JobRequest, bounds: list[int], settings: Settings) -> JobRequest:
     """Return the job with a token budget of at most the smallest bound.
 
-    An effort with a larger one is replaced by its other limits and its strategy.
+    An effort with a larger one is replaced by its other limits and its strategy. A smaller one of a name stays.
     """
     if not bounds:
         return job
@@ -204,12 +212,16 @@ def _apply_bounds(job: JobRequest, bounds: list[int], settings: Settings) -> Job
         raise _invalid_field(field, str(contradiction).removeprefix(f"{field}: "))
     changes: dict[str, Any] = {}
     budget = job.budget
+    submission = Submission.to_service(job, settings)
+    tokens = budget.tokens
     if budget.effort is not None:
-        merged = merge_sources(Submission.to_service(job, settings))
-        budget = merged.spec.budget
+        merged = merge_sources(submission)
+        budget, tokens = merged.spec.budget, merged.spec.budget.tokens
         if merged.origins["strategy"] == EFFORT:
             changes["strategy"] = merged.spec.strategy
-    if budget.tokens is not None and budget.tokens <= min(bounds):
+    elif tokens is None and submission.name is not None:
+        tokens = submission.name.fields.get("budget", {}).get("tokens")
+    if tokens is not None and tokens <= min(bounds):
         return job
     changes["budget"] = budget.model_copy(update={"tokens": min(bounds), "effort": None})
     return job.model_copy(update=changes)

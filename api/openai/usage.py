@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel
@@ -13,6 +14,11 @@ from reasoner.budget.usage import Usage
 from reasoner.jobs.job import JobError, Status
 from reasoner.tree import AnswerLevel
 from workers.store.serialization import JobDocument
+
+
+def show_model(spec: Mapping[str, Any]) -> str:
+    """Return the model of a job as its client gave it: a name, or the model itself."""
+    return str(spec.get("name") or spec["model"])
 
 
 class Report(BaseModel):

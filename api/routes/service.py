@@ -14,6 +14,7 @@ from api.http.state import ServiceState, State
 from api.openai.errors import ErrorDocument
 from engine.protocol.types import EngineError, ModelInfo
 from engine.protocol.wire import write_model
+from reasoner.admission.names import OFFERED_EFFORTS, NamedFields, find_model, find_name
 from reasoner.admission.resolve import describe_defaults
 from reasoner.jobs.spec import DEFAULT_STRATEGY, FALLBACK_STRATEGY
 from reasoner.plugins import STRATEGIES_GROUP, VERIFIERS_GROUP, list_unusable
@@ -46,22 +47,24 @@ async def verifiers(_: AnyPrincipal) -> dict[str, Any]:
     return {"data": listed, "left_out": _list_left_out(VERIFIERS_GROUP)}
 
 
-@router.get("/v1/models", responses={"default": {"model": ErrorDocument}}, summary="Models that the engines serve")
-async def models(state: State, _: AnyPrincipal) -> dict[str, Any]:
-    """``default`` is the model of a job that names none. ``defaults`` are the values in use for the fields that a job
-    of the model leaves open; null for a model that only scores."""
-    return {"object": "list", "default": state.settings.model_name, "data": list((await _list_models(state)).values())}
+@router.get("/v1/models", responses={"default": {"model": ErrorDocument}}, summary="Models, and names of searches")
+async def models(state: State, principal: AnyPrincipal) -> dict[str, Any]:
+    """Models that the engines serve, then the names that stand for a search (``stands_for``), those of models that are
+    away left out. ``default`` is the model of a job that names none. ``defaults`` are the values in use for the fields
+    that a job of the model leaves open; null for a model that only scores."""
+    listed = [entry for word, entry in (await _list_models(state)).items() if principal.may_use(word)]
+    return {"object": "list", "default": state.settings.model_name, "data": listed}
 
 
 @router.get("/v1/models/{model:path}", responses={"default": {"model": ErrorDocument}}, summary="Show a model")
 async def model(
-    model: Annotated[str, Path(description="Name of a served model.")], state: State, _: AnyPrincipal
+    model: Annotated[str, Path(description="A served model, or a name.")], state: State, principal: AnyPrincipal
 ) -> dict[str, Any]:
-    served = await _list_models(state)
-    if model not in served:
-        names = ", ".join(served) or "none"
-        raise Problem(404, "unknown-model", f"there is no model {model!r}; served are {names}")
-    return served[model]
+    listed = await _list_models(state, model)
+    if model not in listed or not principal.may_use(model):
+        words = ", ".join(filter(principal.may_use, listed)) or "none"
+        raise Problem(404, "unknown-model", f"there is no model {model!r}; served are {words}")
+    return listed[model]
 
 
 @router.head("/healthz", include_in_schema=False)
@@ -107,15 +110,41 @@ def _list_left_out(group: str) -> list[dict[str, str]]:
     ]
 
 
-async def _list_models(state: ServiceState) -> dict[str, dict[str, Any]]:
-    """Return the served models by name, with the fields of OpenAI's model object. ``created`` is when this process
-    started."""
+async def _list_models(state: ServiceState, more: str | None = None) -> dict[str, dict[str, Any]]:
+    """Return the served models and the names by word, with the fields of OpenAI's model object.
+
+    ``more`` is a further name to include. ``created`` is when this process started.
+    """
     try:
         served = await state.catalog.models()
     except EngineError as error:
         raise Problem(503, "engine-unavailable", str(error), headers=RETRY_AFTER) from None
     common = {"object": "model", "created": int(state.started_at), "owned_by": "reasoner"}
-    return {info.id: common | write_model(info) | {"defaults": _describe_model(info, state)} for info in served}
+    listed = {info.id: common | write_model(info) | {"defaults": _describe_model(info, state)} for info in served}
+    writing = {info.id: info for info in served if can_generate(info)}
+    offered = [f"{model}:{effort}" for model in writing for effort in OFFERED_EFFORTS]
+    for word in (*state.settings.names, *offered, *([] if more is None else [more])):
+        is_model = word in listed and word not in state.settings.names
+        name = None if is_model else find_name(word, state.settings, writing)
+        present = [] if name is None else [target for target in _find_targets(name, state) if target in writing]
+        if name is not None and present:
+            info = writing[present[0]]
+            listed[word] = common | write_model(info) | _describe_name(name, info, state)
+    return listed
+
+
+def _find_targets(name: NamedFields, state: ServiceState) -> list[str]:
+    return [find_model(target, state.settings) for target in name.targets]
+
+
+def _describe_name(name: NamedFields, info: ModelInfo, state: ServiceState) -> dict[str, Any]:
+    entry, targets = state.settings.names.get(name.name), _find_targets(name, state)
+    return {
+        "id": name.name,
+        "description": entry and entry.description,
+        "stands_for": {"models": targets, "fixed": sorted(name.fixed)},
+        "defaults": describe_defaults(info, state.settings, name.name),
+    }
 
 
 def _describe_model(info: ModelInfo, state: ServiceState) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from docs.generate import command_line, defaults, events, http, metrics, models,
 from engine.server.app import create_app as create_engine_app
 from engine.server.metrics import EngineCollector
 from reasoner.admission.effort import Effort
+from reasoner.admission.names import Name
 from reasoner.admission.sources import SOURCES
 from reasoner.budget.prices import Prices
 from reasoner.jobs.events import DATA
@@ -27,6 +28,7 @@ NESTED = {
     "[models.NAME]": ModelProfile,
     "[models.NAME.prices]": Prices,
     "[effort.NAME]": Effort,
+    "[names.NAME]": Name,
     "[limits]": Limits,
 }
 

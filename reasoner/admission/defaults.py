@@ -21,7 +21,8 @@ from reasoner.jobs.verifier_specs import Verifier
 NO_VERIFIER = "none"
 
 
-def _parse_verifier_name(value: Any) -> Any:
+def parse_verifier_name(value: Any) -> Any:
+    """Return the verifier of an operator's settings as a job has it."""
     if value == NO_VERIFIER:
         return None
     return {"model": value} if isinstance(value, str) else value
@@ -47,7 +48,7 @@ class ModelDefaults(StrictModel):
     tool_format: str | None = Field(
         None, description="The format of the model's calls of functions; by default that of its chat template."
     )
-    verifier: Annotated[Verifier | None, BeforeValidator(_parse_verifier_name)] = Field(
+    verifier: Annotated[Verifier | None, BeforeValidator(parse_verifier_name)] = Field(
         None,
         description="The verifier: the name of a served process reward model, a table as in a job, or none; the "
         "default is none, and for the bundled policies the bundled one.",

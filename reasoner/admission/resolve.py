@@ -8,6 +8,8 @@ from typing import Any, Protocol
 from engine.protocol.types import EngineError, InvalidRequest, ModelInfo
 from reasoner.admission.check import check, check_spec
 from reasoner.admission.defaults import ModelDefaults
+from reasoner.admission.names import NameFault, find_model
+from reasoner.admission.refusal import JobRefused
 from reasoner.admission.sources import Merged, ServiceDefaults, Submission, merge_sources
 from reasoner.jobs.request import JobRequest
 from reasoner.jobs.spec import JobSpec, StrategySpec
@@ -27,16 +29,54 @@ async def resolve_job(
 ) -> JobSpec:
     """Return the job of a request to a service. Raises ``JobRefused`` if it cannot run.
 
-    ``in_batch``: it shares a budget, so that its own is a cap.
+    ``in_batch``: it shares a budget, so that its own is a cap. Names of models in it may be aliases.
     """
     try:
         models: list[ModelInfo] | None = await catalog.models()
     except EngineError:
         models = None  # the job may wait for an engine
-    merged = merge_sources(Submission.to_service(request, service, models or (), in_batch=in_batch))
-    spec = _complete(merged.spec, models or ())
-    check(Merged(spec, merged.origins), service, models)
+    try:
+        submission = Submission.to_service(request, service, models or (), in_batch=in_batch)
+    except NameFault as fault:
+        raise JobRefused("unknown-model", "model", f"the name {fault}") from None
+    name = submission.name
+    try:
+        if name is not None and (field := name.find_change(request)) is not None:
+            raise JobRefused("invalid-request", field, f"the name {name.name!r} fixes it: leave it out")
+        merged = merge_sources(submission)
+        spec = _complete(_replace_aliases(merged.spec, service), models or ())
+        check(Merged(spec, merged.origins), service, models)
+    except JobRefused as refusal:
+        if name is None or refusal.code != "unknown-model":
+            raise
+        message = f"the name {name.name!r} stands for {' and '.join(name.targets)}: {refusal}"
+        raise JobRefused(refusal.code, "model", message) from None
     return spec
+
+
+def _replace_aliases(spec: JobSpec, service: ServiceDefaults) -> JobSpec:
+    """Return the job with the models for which the names among its models stand. Raises ``JobRefused``.
+
+    Where one of several models is named, a name can stand for a model alone.
+    """
+    changes: dict[str, Any] = {}
+    if spec.models is not None:
+        changes["models"] = [
+            entry.model_copy(update={"model": _find_model(entry.model, f"models.{index}.model", service)})
+            for index, entry in enumerate(spec.models)
+        ]
+        changes["model"] = changes["models"][0].model
+    judge = getattr(spec.verifier, "model", None)
+    if spec.verifier is not None and judge is not None:
+        changes["verifier"] = spec.verifier.model_copy(update={"model": _find_model(judge, "verifier.model", service)})
+    return spec.model_copy(update=changes)
+
+
+def _find_model(word: str, field: str, service: ServiceDefaults) -> str:
+    try:
+        return find_model(word, service)
+    except NameFault as fault:
+        raise JobRefused("unknown-model", field, f"the name {fault}") from None
 
 
 def resolve_program_job(request: JobRequest, models: Mapping[str, ModelDefaults] | None = None) -> JobSpec:
@@ -73,9 +113,9 @@ def _complete(spec: JobSpec, models: Sequence[ModelInfo]) -> JobSpec:
     return spec.model_copy(update=changes)
 
 
-def describe_defaults(info: ModelInfo, service: ServiceDefaults) -> dict[str, Any]:
-    """Return the values in use for the fields that a job of a served model leaves open."""
-    spec = merge_sources(Submission.to_service(JobRequest(problem="?", model=info.id), service, [info])).spec
+def describe_defaults(info: ModelInfo, service: ServiceDefaults, name: str | None = None) -> dict[str, Any]:
+    """Return the values in use for the fields that a job of a served model leaves open, or one of a ``name`` for it."""
+    spec = merge_sources(Submission.to_service(JobRequest(problem="?", model=name or info.id), service, [info])).spec
     prices = service.prices.get(info.id)
     return {
         "system": spec.system,

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from engine.protocol.types import ModelInfo
 from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.effort import Effort
+from reasoner.admission.names import Name, NamedFields, find_name
 from reasoner.answers.instruction import find_instruction
 from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import VerifierSpec
@@ -55,6 +56,8 @@ class ServiceDefaults(Protocol):
     @property
     def effort(self) -> Mapping[str, Effort]: ...
     @property
+    def names(self) -> Mapping[str, Name]: ...
+    @property
     def prices(self) -> Mapping[str, Prices]: ...
     @property
     def price_sources(self) -> Mapping[str, str]: ...
@@ -77,6 +80,8 @@ class Submission:
     """The model as its engine describes it; ``None`` as long as none answers."""
     is_in_batch: bool = False
     """True if the job shares a budget, so that its own is a cap and has no defaults."""
+    name: NamedFields | None = None
+    """What the request's model stands for, if it is a name."""
 
     @classmethod
     def to_service(
@@ -87,12 +92,18 @@ class Submission:
         *,
         in_batch: bool = False,
     ) -> Submission:
-        """Create for a job that a service runs; ``models`` are those that are known to be served."""
-        model = _name_model(request) or service.model_name
+        """Create for a job that a service runs; ``models`` are those that are known to be served.
+
+        Raises ``NameFault`` for a name that stands for itself.
+        """
+        models = list(models)
+        name = find_name(request.model, service, [info.id for info in models])
+        model = _name_model(request) if name is None else name.fields["model"]
+        model = model or service.model_name
         profile, verifier = service.models.get(model, ModelDefaults()), service.default_verifier(model)
         budget = {"tokens": service.budget_tokens, "seconds": service.budget_seconds}
         served = next((info for info in models if info.id == model), None)
-        return cls(request, model, profile, verifier, service.effort, budget, served, in_batch)
+        return cls(request, model, profile, verifier, service.effort, budget, served, in_batch, name)
 
     @classmethod
     def to_program(cls, request: JobRequest, models: Mapping[str, ModelDefaults]) -> Submission:
@@ -127,7 +138,10 @@ class Source:
 
 
 def _read_request(_: Fields, submission: Submission) -> Fields:
-    return submission.request.list_given()
+    given = submission.request.list_given()
+    if submission.name is not None:
+        del given["model"]
+    return given
 
 
 def _read_implied(_: Fields, submission: Submission) -> Fields:
@@ -139,19 +153,36 @@ def _read_implied(_: Fields, submission: Submission) -> Fields:
     return implied
 
 
+def _read_name(fields: Fields, submission: Submission) -> Fields:
+    """Return the name's fields. An effort of the request replaces the name's limits, and the strategy of its effort."""
+    name, request = submission.name, submission.request
+    if name is None:
+        return {}
+    given = dict(name.fields) | {"name": name.name}
+    has_effort = "effort" in fields.get("budget", {})
+    if has_effort:
+        given.pop("budget", None)
+    elif name.effort_strategy is not None:
+        given["strategy"] = _fit_strategy(name.effort_strategy, given | fields, submission)
+    if request.has_system_message:
+        given.pop("system", None)
+    if request.candidates is not None:  # which are ranked: nothing is written
+        given.pop("models", None)
+    return given
+
+
 def _read_effort(fields: Fields, submission: Submission) -> Fields:
     effort = submission.efforts.get(fields.get("budget", {}).get("effort", ""))
     if effort is None:
         return {}
-    strategy = effort.strategy
-    if strategy is not None and _choose_verifier(fields | {"strategy": strategy}, submission) is None:
-        strategy = _vote_without_verifier(strategy)
-    return {"budget": effort.budget.model_dump(exclude_none=True)} | ({"strategy": strategy} if strategy else {})
+    limits = {"budget": effort.budget.model_dump(exclude_none=True)}
+    return limits | ({"strategy": _fit_strategy(effort.strategy, fields, submission)} if effort.strategy else {})
 
 
-def _vote_without_verifier(strategy: StrategySpec) -> StrategySpec:
-    """Return the strategy, or a vote with the same number of samples if it needs a verifier."""
-    if not STRATEGIES[strategy.name].needs_verifier:
+def _fit_strategy(strategy: StrategySpec, fields: Fields, submission: Submission) -> StrategySpec:
+    """Return an effort's strategy, or a vote with as many samples if it needs a verifier and the job has none."""
+    has_verifier = _choose_verifier(fields | {"strategy": strategy}, submission) is not None
+    if has_verifier or not STRATEGIES[strategy.name].needs_verifier:
         return strategy
     samples = {"n": strategy.params["n"]} if "n" in strategy.params else {}
     return StrategySpec.model_validate({"name": FALLBACK_STRATEGY, **samples})
@@ -222,8 +253,8 @@ def _has_limit(fields: Fields) -> bool:
     return bool(fields.get("budget", {}).keys() - {"thinking_tokens"})
 
 
-def _read_served(_: Fields, submission: Submission) -> Fields:
-    if submission.served is None or submission.request.models:  # several models have their own parameters each
+def _read_served(fields: Fields, submission: Submission) -> Fields:
+    if submission.served is None or "models" in fields:  # several models have their own parameters each
         return {}
     own = {name: value for name, value in submission.served.sampling.items() if name in Sampling.model_fields}
     return {"sampling": NEUTRAL | own}
@@ -261,7 +292,7 @@ _MODEL_FIELDS = (
     *("system", "prompt", "stop", "chat_template_kwargs", "steps", "thoughts", "tool_format"),
     *("sampling", "answer", "budget", "strategy"),
 )
-REQUEST, EFFORT, MODEL_EFFORT = "request", "effort", "model's effort"
+REQUEST, NAME, EFFORT, MODEL_EFFORT = "request", "name", "effort", "model's effort"
 MODEL, MODEL_VERIFIER = "model", "model's verifier"
 SOURCES: Sequence[Source] = (
     Source(REQUEST, tuple(JobRequest.model_fields), "What the client says.", _read_request),
@@ -271,6 +302,13 @@ SOURCES: Sequence[Source] = (
         "What follows from these fields of the request: the first of several models, and the strategy "
         f"`{SELECTING_STRATEGY}` for candidates.",
         _read_implied,
+    ),
+    Source(
+        NAME,
+        (*(field for field in Name.model_fields if field in JobSpec.model_fields), "name"),
+        "What the request's `model` stands for, if it is a name: `[names.NAME]`, or `MODEL:EFFORT`. Its limits are "
+        "left out if the request names an effort; of a budget that the name fixes the lower limits hold.",
+        _read_name,
     ),
     Source(
         EFFORT,
@@ -366,4 +404,21 @@ def merge_sources(submission: Submission, sources: Sequence[Source] = SOURCES) -
                 origins.setdefault(name, source.name)
             for part in value if isinstance(value, Mapping) else ():
                 origins.setdefault(f"{name}.{part}", source.name)
+    _cap_budget(fields, origins, submission)
     return Merged(JobSpec.model_validate(fields), origins)
+
+
+def _cap_budget(fields: Fields, origins: dict[str, str], submission: Submission) -> None:
+    """Lower the limits to those of a name that fixes its budget; an effort with a higher one is replaced by its limits.
+
+    An effort that is not known stays, and is refused.
+    """
+    caps: Mapping[str, float] = {} if submission.name is None else submission.name.caps
+    budget: Fields = fields["budget"]
+    effort = budget.get("effort")
+    if effort is not None and effort not in submission.efforts:
+        return
+    lowered = {limit: cap for limit, cap in caps.items() if budget.get(limit) is None or budget[limit] > cap}
+    if lowered:
+        fields["budget"] = {part: value for part, value in budget.items() if part != "effort"} | lowered
+        origins |= {f"budget.{limit}": NAME for limit in lowered}

@@ -37,6 +37,14 @@ _MERGED = (Budget, Sampling, AnswerSpec, PrmVerifier)
 _NULL_IS_OPEN = ("model", "seed")
 
 
+def read_part(part: Any) -> Any:
+    """Return a part of a job as a mapping of the fields that were given, if it is merged field by field."""
+    if not isinstance(part, _MERGED):
+        return part
+    keeps_null = isinstance(part, Sampling)
+    return {field: value for field, value in part.list_given().items() if keeps_null or value is not None}
+
+
 class JobRequest(JobFields):
     """A question, a way to search for its answer, and what the search may cost."""
 
@@ -48,12 +56,7 @@ class JobRequest(JobFields):
         Null leaves a field open, but for those in which it says that there is none, and in ``sampling``, where it asks
         for the model's own value.
         """
-        given = super().list_given()
-        for name, part in given.items():
-            if isinstance(part, _MERGED):
-                keeps_null = name == "sampling"
-                fields = part.list_given().items()
-                given[name] = {field: value for field, value in fields if keeps_null or value is not None}
+        given = {name: read_part(part) for name, part in super().list_given().items()}
         return {name: value for name, value in given.items() if value is not None or name not in _NULL_IS_OPEN}
 
     @field_validator("problem")

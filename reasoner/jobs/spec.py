@@ -89,6 +89,7 @@ class PolicySpec(StrictModel):
     )
 
 
+Policies = Annotated[list[PolicySpec], Field(min_length=2, max_length=MAX_POLICIES)]
 EngineWait = Annotated[float, Field(gt=0, le=MAX_ENGINE_WAIT_SECONDS)]
 
 _Strategy = Annotated[
@@ -116,8 +117,11 @@ class JobFields(StrictModel):
     model_config = ConfigDict(defer_build=True)  # until the verifiers of other packages can be imported
     problem: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
-    model: str | None = Field(None, description="Name of a served model; without it the service's own.")
-    models: Annotated[list[PolicySpec], Field(min_length=2, max_length=MAX_POLICIES)] | None = Field(
+    model: str | None = Field(
+        None,
+        description="A served model, or a name that stands for a search (GET /v1/models); by default the service's.",
+    )
+    models: Policies | None = Field(
         None,
         description="Several models that write solutions, instead of 'model'. Defaults of the service are those of the "
         "first one, but each samples with its own parameters where the job leaves them open.",
@@ -248,6 +252,11 @@ class JobSpec(JobFields):
     verifier: _Verifier
     answer: _Answer
     seed: _Seed = Field(description=_SEED)
+    name: str | None = Field(
+        None,
+        description="The name that the request gave as its model; the fields are those that it stands for.",
+        exclude_if=lambda name: name is None,
+    )
 
     @property
     def policy_names(self) -> list[str]:

@@ -226,20 +226,12 @@ class ModelSettings(BaseSettings):
                 raise ConfigError(f"{where}.{error}") from None
         self._check_engines()
         self._check_templates()
-        # The folders of engines elsewhere are on their machines.
-        adapters = {} if self.engine_url else self.adapter_folders()
         profile = self.models.get(self.model_name)
         if profile is not None and self.model != self.model_name and (profile.path is not None or profile.url):
             raise ConfigError(f"model: {self.model!r} has a place in [models.{self.model_name}] too: leave out one")
-        if self.engine_url:  # which may serve any model: /readyz tells
+        served = self.list_served()
+        if not served:
             return
-        served = {
-            *self.local_models(),
-            *adapters,
-            *self.remote_models(),
-            *(name for name, profile in self.models.items() if profile.url),
-        }
-        served |= {self.prm_name} if self.prm_url and self.prm_name is not None else set()
         for name, profile in self.models.items():
             verifier = profile.verifier
             named = PrmVerifier | OutcomeVerifier | LanguageModelVerifier
@@ -249,6 +241,17 @@ class ModelSettings(BaseSettings):
                     f"models.{name}.verifier: model {needed!r} is not served; served are {', '.join(sorted(served))}; "
                     f"give it a path or a url in [models.{needed}]"
                 )
+
+    def list_served(self) -> set[str]:
+        """Return the names of all models, those that only score included; empty if servers may have any: /readyz tells.
+
+        Raises ``ConfigError`` for the folder of an adapter.
+        """
+        if self.engine_url:  # the folders of its adapters are on its machine
+            return set()
+        scorer = {self.prm_name} if self.prm_url and self.prm_name is not None else set()
+        elsewhere = {name for name, profile in self.models.items() if profile.url}
+        return {*self.local_models(), *self.adapter_folders(), *self.remote_models(), *elsewhere, *scorer}
 
     def _check_engines(self) -> None:
         """Raise ``ConfigError`` for a model that two servers have, that has another place, or without a known price."""

@@ -24,6 +24,7 @@ from engine.remote.proxies import InvalidProxy, find_proxy_url
 from reasoner.admission.calibration import load_calibration
 from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.effort import DEFAULT_EFFORTS, Effort
+from reasoner.admission.names import Name, NameFault, find_model, find_name
 from reasoner.budget.spec import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
 from reasoner.confidence.calibration import Calibration, CalibrationError
 from reasoner.jobs.spec import FALLBACK_STRATEGY, EngineWait
@@ -54,6 +55,7 @@ RELOADABLE: Final = frozenset(
         "effort",
         "limits",
         "models",
+        "names",
         "queue_cap",
         "webhook_allow",
         "webhook_secret",
@@ -110,6 +112,11 @@ class Settings(ModelSettings):
     )
     effort: dict[str, Effort] = Field(
         default_factory=lambda: DEFAULT_EFFORTS, description="The efforts by name, in addition to the built-in ones."
+    )
+    names: dict[str, Name] = Field(
+        default_factory=dict,
+        description="The names that clients may give as a model, and what each stands for: models, a strategy, a "
+        "verifier, a budget, sampling.",
     )
     unlocked_tests: bool = Field(
         False, description="Run Python tests of clients even without a sandbox, with all rights of the worker."
@@ -352,9 +359,28 @@ def load_settings(**overrides: Any) -> Settings:
     settings = settings.with_model_files()
     settings._given = frozenset(overrides)
     settings.check_endpoints()
+    _check_names(settings)
     _check_proxies(settings)
     _refuse_uses_of_verifier(settings, overrides)
     return settings
+
+
+def _check_names(settings: Settings) -> None:
+    """Raise ``ConfigError`` for a name that is a served model, stands for itself, or for no model alone in a list."""
+    served = settings.list_served()
+    for word, name in settings.names.items():
+        where = f"names.{word}"
+        if word in served or word in settings.models:
+            raise ConfigError(f"{where}: {word!r} is a served model: give the name another word")
+        if name.own_effort is not None and name.own_effort not in settings.effort:
+            efforts = ", ".join(settings.effort)
+            raise ConfigError(f"{where}.effort: there is no effort {name.own_effort!r}; known are {efforts}")
+        try:
+            found = find_name(word, settings)
+            for target in found.targets if found is not None else ():
+                find_model(target, settings)
+        except NameFault as fault:
+            raise ConfigError(f"{where}: {fault}") from None
 
 
 def _check_proxies(settings: Settings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import json
 import re
 import secrets
 import time
@@ -22,6 +23,7 @@ SCOPES: Final[frozenset[Scope]] = frozenset({"jobs:read", "jobs:write", "metrics
 
 MAX_LIFETIME_SECONDS = 10 * 365 * 86_400
 Owner = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
+ModelWord = Annotated[str, Field(min_length=1, max_length=256)]
 _KEY = re.compile(r"rk_([0-9a-f]{16})_([0-9a-f]{64})")
 """A public part that identifies the key, and 256 random bits of secret, which need no slow hash."""
 
@@ -39,6 +41,9 @@ class KeySpec(StrictModel):
         description="Whose jobs its jobs are; keys of one owner see the same jobs. Without it a key is on its own.",
     )
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=16)] = Field(["jobs:read", "jobs:write"])
+    models: Annotated[list[ModelWord], Field(min_length=1, max_length=64)] | None = Field(
+        None, description="The names and models that its jobs may give as a model; without them all."
+    )
     expires_in: Annotated[float, Field(gt=0, le=MAX_LIFETIME_SECONDS)] | None = Field(
         None, description="Seconds that the key is good for; without it until it is revoked."
     )
@@ -51,6 +56,7 @@ class Key(StrictModel):
     name: str
     owner: str
     scopes: list[Scope]
+    models: list[str] | None = None
     created_at: float
     expires_at: float | None
     revoked_at: float | None
@@ -88,6 +94,8 @@ class KeyStore:
             "created": f"{now:.3f}",
             "digest": _hash_secret(secret),
         }
+        if spec.models is not None:
+            fields["models"] = json.dumps(spec.models)
         if spec.expires_in is not None:
             fields["expires"] = f"{now + spec.expires_in:.3f}"
         await self._store.script("key_create", fields["id"], *(part for pair in fields.items() for part in pair))
@@ -159,6 +167,7 @@ def _build_document(fields: dict[str, str]) -> dict[str, Any]:
         "name": fields["name"],
         "owner": fields["owner"],
         "scopes": fields["scopes"].split(),
+        "models": json.loads(fields["models"]) if "models" in fields else None,
         "created_at": float(fields["created"]),
         "expires_at": float(fields["expires"]) if "expires" in fields else None,
         "revoked_at": float(fields["revoked"]) if "revoked" in fields else None,

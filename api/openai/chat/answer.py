@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from api.openai.errors import INTERRUPTIONS, failure_problem, interruption_problem, stream_error
 from api.openai.functions import AnswerCall, build_calls, split_arguments
 from api.openai.narration import JobEnd, Narration
-from api.openai.usage import CachedTokens, ReasoningTokens, Report, count_reasoning_tokens
+from api.openai.usage import CachedTokens, ReasoningTokens, Report, count_reasoning_tokens, show_model
 from reasoner.jobs.events import Event
 from reasoner.jobs.job import TopToken
 from workers.store.serialization import JobDocument
@@ -113,7 +113,7 @@ def build_completion(
         id=completion_id(job["id"]),
         object="chat.completion",
         created=int(job["created_at"]),
-        model=job["spec"]["model"],
+        model=show_model(job["spec"]),
         choices=choices,
         usage=_build_usage(end),
         metadata=job["spec"]["metadata"],
@@ -236,7 +236,7 @@ def _build_envelope(job: JobDocument) -> Json:
         "id": completion_id(job["id"]),
         "object": "chat.completion.chunk",
         "created": int(job["created_at"]),
-        "model": job["spec"]["model"],
+        "model": show_model(job["spec"]),
     }
 
 

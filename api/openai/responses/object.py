@@ -10,7 +10,7 @@ from api.openai.errors import name_too_long
 from api.openai.functions import FunctionCallItem, build_call_item
 from api.openai.narration import JobEnd, Narration
 from api.openai.responses.body import EchoedFields, SummaryText
-from api.openai.usage import CachedTokens, ReasoningTokens, Report, count_reasoning_tokens
+from api.openai.usage import CachedTokens, ReasoningTokens, Report, count_reasoning_tokens, show_model
 from reasoner.jobs.job import Status
 from workers.store.serialization import JobDocument
 
@@ -122,7 +122,7 @@ class Response(BaseModel):
             completed_at=int(end.at) if end and response_status(end) == "completed" else None,
             status=response_status(end) if end else job["status"],
             background=echoed.background,
-            model=spec["model"],
+            model=show_model(spec),
             error=_build_error(end),
             incomplete_details=_build_incomplete_details(end),
             instructions=echoed.instructions,

@@ -20,11 +20,13 @@ async def test_strategies_are_listed_with_the_schemas_of_their_parameters(client
 
 async def test_models_are_those_of_the_engine(client: httpx.AsyncClient) -> None:
     listed = (await client.get("/v1/models")).json()
-    policy, prm = listed["data"]
+    policy, prm, *names = listed["data"]
     assert [(model["id"], model["kind"]) for model in (policy, prm)] == [("policy", "generate"), ("prm", "classify")]
     assert listed["default"] == "policy"
     assert (policy["defaults"]["verifier"]["model"], policy["defaults"]["sampling"]["temperature"]) == ("prm", 1.0)
     assert prm["defaults"] is None
+    assert [name["id"] for name in names] == ["policy:low", "policy:medium", "policy:high"]
+    assert {name["defaults"]["budget"]["tokens"] for name in names} == {5_000, 20_000, 80_000}
 
 
 async def test_metrics_agree_with_the_jobs(client: httpx.AsyncClient, work: Callable[[str], Awaitable[None]]) -> None:

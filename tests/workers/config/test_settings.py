@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -279,3 +280,25 @@ def test_settings_that_require_a_verifier_are_refused_without_one(tmp_path: Path
         load_settings()
     assert where in str(caught.value)
     assert "REASONER_PRM" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[names.a]\nmodel = 'b'\n[names.b]\nmodel = 'a'", "names.a: 'a' stands for itself (a -> b -> a)"),
+        ("[names.policy]\nmodel = 'prm'", "names.policy: 'policy' is a served model: give the name another word"),
+        ("[names.a]\nmodel = 'policy'\neffort = 'extreme'", "names.a.effort: there is no effort 'extreme'; known are"),
+        ("[names.a]\nmodel = 'policy'\n[names.a]\nmodel = 'prm'", "Cannot declare"),
+        ("[names.a]\nmodels = [{model = 'policy'}, {model = 'b'}]\n[names.b]\nmodel = 'policy'\neffort = 'low'", "'b'"),
+        ("[names.a]\nmodel = 'policy'\nfixed = ['colour']", "names.a.fixed.0: "),
+        ("[names.a]\nstrategy = 'greedy'", "names.a: give either 'model', what the name stands for, or 'models'"),
+        ("[names.a]\nmodel = 'policy'\nbudgets = 3", "names.a.budgets: "),
+    ],
+)
+def test_faults_of_names_are_found_when_the_file_is_read(
+    text: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reasoner.toml").write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(fault)):
+        load_settings()
