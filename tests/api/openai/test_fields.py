@@ -236,9 +236,9 @@ async def test_an_invalid_field_of_a_response_is_named(
 
 async def test_models_are_listed_in_openais_format(ai: AsyncOpenAI) -> None:
     models = (await ai.models.list()).data
+    named = ("policy", "prm", "policy:low", "policy:medium", "policy:high")
     assert [(model.id, model.object, model.owned_by) for model in models] == [
-        ("policy", "model", "reasoner"),
-        ("prm", "model", "reasoner"),
+        (name, "model", "reasoner") for name in named
     ]
     assert await ai.models.retrieve("prm") == models[1]
     with pytest.raises(openai.NotFoundError, match="policy, prm") as found:

@@ -99,7 +99,7 @@ async def test_malformed_keys_are_refused(client: httpx.AsyncClient, store: JobS
         ({"name": "x", "scopes": []}, "scopes", "at least 1"),
         ({"name": "x", "scopes": ["jobs"]}, "scopes.0", "'jobs:read', 'jobs:write'"),
         ({"name": "x", "expires_in": 0}, "expires_in", "greater than 0"),
-        ({"name": "x", "expires": 5}, "expires", "known fields: name, owner, scopes, expires_in"),
+        ({"name": "x", "expires": 5}, "expires", "known fields: name, owner, scopes, models, expires_in"),
     ],
 )
 async def test_an_invalid_field_of_a_key_is_named(client: httpx.AsyncClient, body: Any, field: str, hint: str) -> None:
