@@ -43,7 +43,7 @@ class NameFault(ValueError):
 
 
 class Name(StrictModel):
-    """What a name stands for. A request's own fields take precedence, unless the name fixes them."""
+    """The fields that a name gives to jobs. A request's own take precedence, unless the name fixes them."""
 
     description: str | None = Field(None, max_length=512, description="For people, in lists of models.")
     model: str | None = Field(None, min_length=1, description="A served model, or another name.")

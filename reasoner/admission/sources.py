@@ -81,7 +81,7 @@ class Submission:
     is_in_batch: bool = False
     """True if the job shares a budget, so that its own is a cap and has no defaults."""
     name: NamedFields | None = None
-    """What the request's model stands for, if it is a name."""
+    """The name that the request gave as its model, with its fields, if it is one."""
 
     @classmethod
     def to_service(
