@@ -25,6 +25,6 @@ CMD ["make", "test"]
 # No kernel is compiled here: that is done for the processor of the machine that runs them, at the first start.
 FROM base AS service
 COPY . .
-RUN pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c constraints.txt -e ".[engine,otel]"
+RUN pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c constraints.txt -e ".[engine,otel,mcp]"
 USER reasoner
 ENTRYPOINT ["reasoner"]

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from api.app.openapi import extend_openapi
 from api.http.authentication import AuthenticationMiddleware
@@ -24,6 +25,9 @@ from api.http.model_catalog import ModelCatalog
 from api.http.problems import install_error_handlers
 from api.http.readiness import Readiness
 from api.http.state import ServiceState
+from api.mcp.endpoint import McpEndpoint
+from api.mcp.errors import PATH as MCP_PATH
+from api.mcp.errors import McpErrorMiddleware
 from api.openai.chat import routes as chat_routes
 from api.openai.errors import OpenAIErrorMiddleware
 from api.openai.responses import routes as responses_routes
@@ -47,6 +51,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
 
     ``engine`` replaces the configured one in tests.
     """
+    mcp = McpEndpoint(settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -78,6 +83,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         finally:
             watching.cancel()
             reaper.stop()
+            await mcp.stop()
             await asyncio.wait({watching, reaping})
             await client.close()
             await store.close()
@@ -96,11 +102,16 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     )
     install_error_handlers(app)
     extend_openapi(app)
+    _add_routes(app, mcp)
+    return app
+
+
+def _add_routes(app: FastAPI, mcp: McpEndpoint) -> None:
     # The export is before /v1/jobs/{job_id}, which matches it too.
     for routes in (export, jobs, selections, batches, files, keys, chat_routes, responses_routes, service, pages):
         # An included router builds all of its routes again at its first request, for a third of a second.
         app.router.routes.extend(routes.router.routes)
-    return app
+    app.router.routes.append(Route(MCP_PATH, mcp, include_in_schema=False))
 
 
 @contextlib.asynccontextmanager
@@ -127,6 +138,7 @@ def _list_middleware(settings: Settings) -> list[Middleware]:
         Middleware(SubPathMiddleware, root_path=settings.root_path),
         Middleware(SecurityHeadersMiddleware),
         Middleware(OpenAIErrorMiddleware),
+        Middleware(McpErrorMiddleware),
         Middleware(RequestLogMiddleware),
         Middleware(AuthenticationMiddleware, settings=settings),
         Middleware(RateLimitMiddleware),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -43,16 +44,21 @@ def require_scopes(
 ) -> Principal:
     """Return the principal that ``AuthenticationMiddleware`` found. Raises ``Problem`` if it lacks a scope."""
     principal: Principal = request.state.principal
-    missing = [scope for scope in required.scopes if scope not in principal.scopes]
+    check_scopes(principal, required.scopes)
+    return principal
+
+
+def check_scopes(principal: Principal, required: Sequence[str]) -> None:
+    """Raise ``Problem`` if a principal lacks a scope."""
+    missing = [scope for scope in required if scope not in principal.scopes]
     if missing:
         raise Problem(
             403,
             "insufficient-scope",
             f"this key has the scopes {', '.join(sorted(principal.scopes)) or '(none)'}, and this call needs "
             f"{' and '.join(missing)}: use a key with that scope",
-            headers={"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{" ".join(required.scopes)}"'},
+            headers={"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{" ".join(required)}"'},
         )
-    return principal
 
 
 AnyPrincipal = Annotated[Principal, Depends(require_scopes)]

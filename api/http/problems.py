@@ -106,6 +106,24 @@ def refusal_problem(refusal: JobRefused) -> Problem:
     return Problem(422, refusal.code, detail, errors=[(refusal.field or "body", refusal.message)])
 
 
+def find_problem(error: Exception) -> Problem | None:
+    """Return the problem for what a submission or the store raised; ``None`` for an error of another kind."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, JobRefused):
+        return refusal_problem(error)
+    if isinstance(error, ShuttingDown):
+        return SHUTTING_DOWN
+    if isinstance(error, BROKER_DOWN):
+        return broker_problem(error)
+    if type(error) not in _STORE_PROBLEMS:
+        return None
+    status, code, detail = _STORE_PROBLEMS[type(error)]
+    retry_after = 10 if isinstance(error, QueueFull) else getattr(error, "retry_after", None)
+    headers = None if retry_after is None else {"Retry-After": str(retry_after)}
+    return Problem(status, code, detail.format(str(error)), headers=headers)
+
+
 def problem_response(problem: Problem, request_id: str | None) -> JSONResponse:
     """Return the response with the document of a problem."""
     document = ProblemDocument(
@@ -129,9 +147,9 @@ def install_error_handlers(app: FastAPI) -> None:
     """Make every error of an application a problem document."""
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(JobRefused, _on_job_refused)
-    for kind in (*_STORE_PROBLEMS, ShuttingDown, *BROKER_DOWN):
-        app.add_exception_handler(kind, _on_store_error)
+    kinds: list[type[Exception]] = [JobRefused, *_STORE_PROBLEMS, ShuttingDown, *BROKER_DOWN]
+    for kind in kinds:
+        app.add_exception_handler(kind, _on_known_error)
 
 
 def _respond(request: Request, problem: Problem) -> Response:
@@ -166,30 +184,28 @@ def _framework_problem(request: Request, error: HTTPException) -> Problem:
     return Problem(error.status_code, code, error.detail, headers=error.headers)
 
 
-async def _on_store_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, ShuttingDown):
-        return _respond(request, SHUTTING_DOWN)
-    if isinstance(error, BROKER_DOWN):
-        return _respond(request, broker_problem(error))
-    status, code, detail = _STORE_PROBLEMS[type(error)]
-    retry_after = 10 if isinstance(error, QueueFull) else getattr(error, "retry_after", None)
-    headers = None if retry_after is None else {"Retry-After": str(retry_after)}
-    return _respond(request, Problem(status, code, detail.format(str(error)), headers=headers))
-
-
-async def _on_job_refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, JobRefused)
-    return _respond(request, refusal_problem(error))
+async def _on_known_error(request: Request, error: Exception) -> Response:
+    problem = find_problem(error)
+    assert problem is not None
+    return _respond(request, problem)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     field = getattr(request.scope.get("route"), "body_field", None)
     body = None if field is None else _model_in(field.field_info.annotation)
-    errors = [(_locate_field(part, error.body, body), _write_message(part, body)) for part in error.errors()]
-    errors = list(dict.fromkeys(errors))  # members of a union may say the same
-    detail = "; ".join(f"{field}: {message}" for field, message in errors)
-    return _respond(request, Problem(422, "invalid-request", detail, errors=errors))
+    return _respond(request, validation_problem(error.errors(), error.body, body))
+
+
+def validation_problem(errors: Sequence[Any], sent: Any, body: type[BaseModel] | None) -> Problem:
+    """Return the problem for pydantic's errors about what was ``sent``; ``body`` is its model.
+
+    Their locations begin with the part of the request: ``body`` for what the model describes.
+    """
+    found = [(_locate_field(part, sent, body), _write_message(part, body)) for part in errors]
+    found = list(dict.fromkeys(found))  # members of a union may say the same
+    detail = "; ".join(f"{field}: {message}" for field, message in found)
+    return Problem(422, "invalid-request", detail, errors=found)
 
 
 def _locate_field(error: Mapping[str, Any], sent: Any, body: type[BaseModel] | None) -> str:

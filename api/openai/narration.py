@@ -74,6 +74,11 @@ class Narration:
         """Answers by node."""
         self._leader: _AnswerClass | None = None
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the job has written or its verifier computed so far."""
+        return self._view.tokens
+
     def add(self, event: Event) -> str:
         """Return the text about the next event: whole lines, most often one or none."""
         self.end = None  # a failed job may be retried

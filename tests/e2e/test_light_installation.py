@@ -58,6 +58,12 @@ def test_the_environment_lacks_what_the_engine_needs(environment: dict[str, str]
     assert done.stdout.strip() == str([None] * len(ENGINE_PACKAGES))
 
 
+def test_the_command_for_agents_says_which_extra_it_needs(environment: dict[str, str], tmp_path: Path) -> None:
+    done = run(environment, tmp_path, "mcp")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["reasoner: this command needs the package 'mcp': pip install 'reasoner[mcp]'"]
+
+
 @pytest.mark.parametrize("strategy", mostly_long(["self_consistency", "revise", "aggregate"], every=3))
 def test_a_question_is_answered_by_a_hosted_model(strategy: str, environment: dict[str, str], hosted: Path) -> None:
     done = run(environment, hosted, "solve", "2 + 2?", "--strategy", strategy, "--n", "3")

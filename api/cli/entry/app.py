@@ -79,6 +79,10 @@ COMMANDS = {
     "engine": LazyCommand(
         "api.cli.entry.roles:engine", "Run an inference engine alone, with the policy and the verifier."
     ),
+    "mcp": LazyCommand(
+        "api.cli.mcp:mcp",
+        "Serve the tools solve, select, job and cancel to an agent, by the Model Context Protocol on stdin and stdout.",
+    ),
     "jobs": LazyCommand("api.cli.jobs:jobs", "Submit, list, show, watch and cancel jobs of a running service."),
     "batch": LazyCommand(
         "api.cli.batch:batch", "Submit, list, show, watch and cancel batches: many problems under one budget."
@@ -154,6 +158,7 @@ def _explain(error: Exception) -> int | None:
 
     Return ``None`` for any other error.
     """
+    from api.mcp.endpoint import INSTALL as INSTALL_MCP
     from engine.installation import ENGINE_PACKAGES, INSTALL
     from reasoner.client import ServiceError
     from workers.config.types import ConfigError
@@ -173,6 +178,8 @@ def _explain(error: Exception) -> int | None:
             text, status = "the benchmarks are not installed: run this in a checkout after `pip install -e .`", 1
         case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] in ENGINE_PACKAGES:
             text, status = f"this command needs the package {name.partition('.')[0]!r}: {INSTALL}", 1
+        case ModuleNotFoundError(name="mcp"):
+            text, status = f"this command needs the package 'mcp': {INSTALL_MCP}", 1
         case _:
             return None
     print(f"reasoner: {text}", file=sys.stderr)
