@@ -46,6 +46,9 @@ Reads = Literal["answer", "thought", "all"]
 Origin = Literal["generated", "injected", "tool"]
 """Writer of a text: the model, the search, or a tool, whose output it is."""
 
+LEAST_LOGPROB = -9999.0
+"""OpenAI's value for a token that is hardly possible; JSON has no infinity."""
+
 AnswerLevel = Literal["strict", "flexible"]
 """Level at which an answer was extracted.
 

@@ -56,6 +56,10 @@ class ModelDefaults(StrictModel):
     answer: AnswerSpec | None = Field(None, description="How answers are found and compared, as in a job.")
     budget: Budget = Field(default_factory=Budget)
     strategy: DefaultStrategy | None = Field(None, description="A name, or a name with parameters.")
+    record_logprobs: bool | None = Field(
+        None,
+        description="The journals have what training needs, as in a job. Searches on such a model can be exported.",
+    )
     prices: Prices | None = Field(None, description="The prices of a million tokens. Required for budgets in money.")
 
     @model_validator(mode="after")

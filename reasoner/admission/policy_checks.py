@@ -50,6 +50,7 @@ _CODES = {
     "sampling": "unsupported-penalty",
     "sampling.kv_budget": "unsupported-kv-budget",
     "logprobs": "unsupported-logprobs",
+    "record_logprobs": "unsupported-logprobs",
     "strategy": "unsupported-strategy",
 }
 """Code of a refusal, by the field of the need or the first part of its name."""
@@ -75,6 +76,8 @@ def list_needs(spec: JobSpec, *, closes_thoughts: bool = False) -> Iterator[Need
         yield Need(Capability.KV_BUDGET, "sampling.kv_budget", "keeps the keys of all tokens")
     if spec.logprobs is not None:
         yield Need(Capability.PROMPT_LOGPROBS, "logprobs", "does not report those of a given text")
+    if spec.record_logprobs:
+        yield Need(Capability.LOGPROBS, "record_logprobs", "does not report those of its tokens")
     of_strategy = _list_strategy_needs(spec, STRATEGIES[spec.strategy.name])
     yield from (
         Need(capability, "strategy", _USES_OF_STRATEGIES[capability])

@@ -290,7 +290,7 @@ def _read_instruction(fields: Fields, submission: Submission) -> Fields:
 
 _MODEL_FIELDS = (
     *("system", "prompt", "stop", "chat_template_kwargs", "steps", "thoughts", "tool_format"),
-    *("sampling", "answer", "budget", "strategy"),
+    *("sampling", "answer", "budget", "strategy", "record_logprobs"),
 )
 REQUEST, NAME, EFFORT, MODEL_EFFORT = "request", "name", "effort", "model's effort"
 MODEL, MODEL_VERIFIER = "model", "model's verifier"

@@ -87,6 +87,11 @@ class NodeData(EntryData):
     )
     thought: ThoughtProgressData | None = Field(None, description="Its thought, if the model's thoughts are known")
     confidence: list[float] = Field([], description="The model's confidence in each token of the part")
+    logprobs: list[float | None] | None = Field(
+        None,
+        description="Log-probabilities of the part's tokens by the model's own distribution, with `record_logprobs`; "
+        "null for a token that was not generated, or of which the server reported none",
+    )
     probe: float | None = Field(None, description="Score of the probe on the policy's hidden states, at the end")
     vote: str | None = Field(None, description="What votes for it are counted by, if that is not its answer")
     calls: list[tuple[str, str]] = Field([], description="Functions that it calls: name, and arguments in JSON")
@@ -102,6 +107,14 @@ class NodeData(EntryData):
     fresh: bool = Field(False, description="It begins another conversation: its text follows no text before it")
     undone: int = Field(0, description="Characters at the end of its parent that it takes back")
     solves: bool = Field(True, description="It belongs to a solution; else to a question about one")
+
+
+class PromptData(EntryData):
+    """All tokens from the first one of a prompt to the end of a node that was not generated, with `record_logprobs`."""
+
+    node: NodeId
+    token_ids: list[JsonToken]
+    model: str | None = None
 
 
 class VerdictData(EventData):
@@ -220,6 +233,7 @@ DATA: dict[str, type[EventData]] = {
     "job.started": AttemptData,
     "job.resumed": AttemptData,
     "node": NodeData,
+    "prompt": PromptData,
     "score": ScoreData,
     "compare": CompareData,
     "prune": PruneData,

@@ -210,6 +210,13 @@ class JobFields(StrictModel):
         description="Log-probabilities of the result's tokens, with this many of the likeliest at each position. They "
         "are computed at the end, as the verifier's tokens of the bill, if the budget is not used up by then.",
     )
+    record_logprobs: bool = Field(
+        False,
+        description="The journal has, for training, the token ids of the prompts and the log-probability of each "
+        "generated token by the model's own distribution, at temperature 1 and before filters. See GET "
+        "/v1/jobs/export.",
+        exclude_if=lambda value: not value,
+    )
     seed: _Seed | None = Field(None, description=_SEED)
     deterministic: bool = Field(
         False,

@@ -20,10 +20,7 @@ from reasoner.jobs.journal import JobCancelled
 from reasoner.search.context import SearchContext
 from reasoner.search.replay import PendingEntry
 from reasoner.search.stream_context import StreamContext
-from reasoner.tree import Node
-
-LEAST_LOGPROB = -9999.0
-"""OpenAI's value for a token that is hardly possible; JSON has no infinity."""
+from reasoner.tree import LEAST_LOGPROB, Node
 
 
 async def compute_logprobs(context: StreamContext, node: Node, count: int) -> list[TokenProbability] | None:

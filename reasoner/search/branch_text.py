@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.protocol.types import Completion, Tokens
 from reasoner.confidence.token_confidence import compute_token_confidence
 from reasoner.repetition import WINDOW_TOKENS, ends_in_loop
 from reasoner.thoughts import UNKNOWN, ThoughtProgress
-from reasoner.tree import Node, Part, Reason
+from reasoner.tree import LEAST_LOGPROB, Node, Part, Reason
+
+LOGPROB_DIGITS = 6
+"""Decimals of log-probabilities in a journal: about the precision of a 32-bit float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,9 @@ class BranchText:
     text: str = ""
     confidence: tuple[float, ...] = ()
     """Confidence of each generated token, if the strategy asked for it."""
+    logprobs: tuple[float | None, ...] | None = None
+    """Log-probability of each token, ``None`` for one that was not generated or of which the server reported none;
+    ``None`` if the job does not record them."""
     has_ended_turn: bool = False
     """True if the last token is an end-of-sequence token, which is no part of the text."""
 
@@ -71,7 +77,7 @@ class BranchText:
         parts = () if self.thinking is None else self.thinking.parts
         return Node(self.parent.path, self.parent, (), self.text, parts=parts).texts_between_outputs
 
-    def append_segment(self, segment: Completion) -> tuple[BranchText, Completion]:
+    def append_segment(self, segment: Completion, *, reads_confidence: bool) -> tuple[BranchText, Completion]:
         """Return the text after a generated segment, and the segment without the stop that only ended a thought."""
         thinking = self.thinking
         if thinking is not None:
@@ -83,7 +89,9 @@ class BranchText:
             thinking=thinking,
             token_ids=self.token_ids + segment.token_ids,
             text=self.text + segment.text,
-            confidence=self.confidence + tuple(compute_token_confidence(token) for token in segment.logprobs or ()),
+            confidence=self.confidence
+            + tuple(compute_token_confidence(token) for token in (reads_confidence and segment.logprobs) or ()),
+            logprobs=self._extend_logprobs(_read_logprobs(segment)),
             has_ended_turn=segment.finish_reason == "stop" and segment.token_ids[-1:] == (segment.stop,),
         )
         return text, segment
@@ -102,8 +110,12 @@ class BranchText:
             thinking=thinking,
             token_ids=self.token_ids + token_ids,
             text=self.text + text,
+            logprobs=self._extend_logprobs((None,) * len(token_ids)),
             has_ended_turn=self.has_ended_turn and not token_ids,
         )
+
+    def _extend_logprobs(self, more: Sequence[float | None]) -> tuple[float | None, ...] | None:
+        return None if self.logprobs is None else (*self.logprobs, *more)
 
     def _split_parts(self) -> ThoughtProgress:
         """Return the thinking; of a model that is not known to think, parts that tell who wrote what."""
@@ -111,6 +123,14 @@ class BranchText:
             return self.thinking
         generated = (Part("answer", "generated", len(self.text), len(self.token_ids)),) if self.token_ids else ()
         return ThoughtProgress(UNKNOWN, "closed", parts=generated)
+
+
+def _read_logprobs(segment: Completion) -> list[float | None]:
+    """Return the log-probabilities of a segment's tokens; ``None`` for all of them if the server left some out."""
+    tokens = segment.logprobs or ()
+    if len(tokens) != len(segment.token_ids):
+        return [None] * len(segment.token_ids)
+    return [round(max(token.logprob, LEAST_LOGPROB), LOGPROB_DIGITS) for token in tokens]
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ class BranchPart:
     token_ids: Tokens = ()
     logprob: float = 0.0
     confidence: tuple[float, ...] = ()
+    logprobs: tuple[float | None, ...] | None = None
     thinking: ThoughtProgress | None = None
     """Progress of the thinking after this part."""
     has_ended_turn: bool = False
@@ -155,6 +156,11 @@ class Generation:
         return gcd(*(rule.every or 0 for rule in self.rules)) or SEGMENT_TOKENS
 
     @property
+    def reads_confidence(self) -> bool:
+        """True if the strategy asked for the confidence of each token."""
+        return bool(self.sampling.logprobs)
+
+    @property
     def num_generated(self) -> int:
         """Number of tokens of the next part that the engine has generated."""
         return len(self.arrived.token_ids) - (self.current.num_injected - self.recorded.num_injected)
@@ -191,7 +197,7 @@ class Generation:
 
     async def add_segment(self, segment: Completion) -> None:
         """Add a segment and do what the rules say. The branch is ready if it ends, or if its reservation is used up."""
-        self.current, segment = self.current.append_segment(segment)
+        self.current, segment = self.current.append_segment(segment, reads_confidence=self.reads_confidence)
         self.arrived = _join_segments(self.arrived, segment)
         for rule in self.rules:
             verdict = await rule.after(self.current, segment)
@@ -280,6 +286,7 @@ class Generation:
             token_ids=arrived.token_ids,
             logprob=arrived.logprob,
             confidence=after.confidence[len(before.confidence) :],
+            logprobs=None if after.logprobs is None else after.logprobs[len(before.logprobs or ()) :],
             thinking=after.thinking,
             has_ended_turn=after.has_ended_turn and bool(arrived.token_ids),
             is_calling=self.is_calling and self.reason is None,
@@ -297,11 +304,15 @@ class Generation:
 
     def record(self, data: dict[str, Any]) -> None:
         """Record a part as the journal has it, from this attempt or an earlier one."""
+        token_ids, logprobs = read_tokens(data["token_ids"], self.parent.prefix), self.recorded.logprobs
+        if logprobs is not None:
+            logprobs += tuple(data.get("logprobs") or [None] * len(token_ids))
         self.recorded = replace(
             self.recorded,
-            token_ids=self.recorded.token_ids + read_tokens(data["token_ids"], self.parent.prefix),
+            token_ids=self.recorded.token_ids + token_ids,
             text=self.recorded.text + data["text"],
             confidence=self.recorded.confidence + tuple(data.get("confidence", ())),
+            logprobs=logprobs,
             thinking=read_thought(self.recorded.thinking, data),
             has_ended_turn=data.get("closed", False),
         )

@@ -16,6 +16,7 @@ from hashlib import blake2b
 from typing import Any
 
 from engine.protocol.types import ModelInfo, TokenizeRequest, Tokens
+from engine.protocol.wire import write_tokens
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.votes import find_vote_form
 from reasoner.budget.allocator import MAX_TRUST, JobProgress, TokenRequest
@@ -71,6 +72,8 @@ class Search:
         await search._shared.answers.check()
         if len(context.policies) > 1:
             search.roots = await search._start_roots()
+        else:
+            await search._record_prompt(search.root)
         return search
 
     async def close(self) -> None:
@@ -308,7 +311,15 @@ class Search:
         if node.parts:
             data["parts"] = [[part.kind, part.origin, part.num_chars, part.num_tokens] for part in node.parts]
         await self._replay_log.record(f"say:{node.id}", "node", data, Usage())
+        await self._record_prompt(node)
         return node
+
+    async def _record_prompt(self, node: Node) -> None:
+        """Write the tokens through a node that was not generated, for a job that records what training needs."""
+        if self.spec.record_logprobs:
+            data = {"node": node.id, "token_ids": write_tokens(node.prefix)}
+            data |= self._shared.name_model(self._context.policy(node).model)
+            await self._replay_log.record(f"prompt:{node.id}", "prompt", data, Usage())
 
     @staticmethod
     def _next_path(parent: Node) -> tuple[int, ...]:

@@ -66,6 +66,8 @@ def copy_entry(branch: Generation, original: Generation) -> PendingEntry:
     }
     if original.recorded.confidence:
         data["confidence"] = list(original.recorded.confidence)
+    if original.recorded.logprobs is not None:
+        data["logprobs"] = list(original.recorded.logprobs)
     data |= {name: original.end[name] for name in COPIED if name in original.end}
     if "probe" in original.end:
         data["probe"] = original.end["probe"]

@@ -149,9 +149,11 @@ class Stream:
 
     def _add(self, op: str, parents: Sequence[Node], n: int | Sequence[int], options: BranchOptions) -> int:
         search = self._context.search
+        records = search.spec.record_logprobs
+        logprobs = 0 if options.confidence is None and records else options.confidence
         params = [
             make_sampling_params(
-                policy.sampling, greedy=options.greedy, stop=tuple(search.spec.stop), logprobs=options.confidence
+                policy.sampling, greedy=options.greedy, stop=tuple(search.spec.stop), logprobs=logprobs
             )
             for policy in search.policies
         ]
@@ -168,6 +170,7 @@ class Stream:
                 max_tokens,
                 limit_reason="length" if max_tokens < context_left else "context",
                 thinking=self._context.find_thinking(parent),
+                logprobs=() if records else None,
             )
             rules = make_rules(
                 NewBranch(search, parent, options, is_step_limit=options.steps is not None and max_tokens < most)
@@ -272,8 +275,10 @@ class Stream:
             data["seconds"] = round(part.seconds, 6)
         if part.thinking is not None:
             data |= describe_thought(part.thinking)
-        if branch.sampling.logprobs is not None:
+        if branch.reads_confidence:
             data["confidence"] = list(part.confidence)
+        if part.logprobs is not None:
+            data["logprobs"] = list(part.logprobs)
         if reason is not None and part.probe is not None:
             data["probe"] = part.probe
         if part.is_calling:
