@@ -43,6 +43,9 @@ class JobOptions:
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Same seed, same tree, whatever the timing of the branches.")
     ] = False
+    record_logprobs: Annotated[
+        bool, typer.Option("--record-logprobs", help="Keep tokens and log-probabilities, for 'reasoner export'.")
+    ] = False
     model: Annotated[
         str | None, typer.Option(help="A served model; without a running service, a bundled model or a model folder.")
     ] = None
@@ -93,6 +96,7 @@ class JobOptions:
                 "tools": [{"type": "python"}] if self.python else None,
                 "constraint": parse_word_or_json("constraint", self.constraint),
                 "deterministic": self.deterministic or None,
+                "record_logprobs": self.record_logprobs or None,
                 **more,
             }
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_origin
 
 from fastapi import FastAPI, Request
 from fastapi.dependencies.models import Dependant
@@ -22,6 +23,17 @@ def list_methods(app: FastAPI) -> dict[str, set[str]]:
 def list_query_parameters(request: Request) -> list[str]:
     """Return the names of the query parameters that the route of a request has."""
     return list(_iter_query_parameters(request.scope["route"].dependant))
+
+
+def list_repeatable_parameters(request: Request) -> list[str]:
+    """Return the names of those that may be given several times, since they are lists."""
+    return [
+        name
+        for field in request.scope["route"].dependant.query_params
+        if isinstance(field.field_info.annotation, type) and issubclass(field.field_info.annotation, BaseModel)
+        for name, inner in field.field_info.annotation.model_fields.items()
+        if get_origin(inner.annotation) is list
+    ]
 
 
 def _iter_query_parameters(dependant: Dependant) -> Iterator[str]:

@@ -15,7 +15,7 @@ from fastapi import Header, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from api.http.operations import list_query_parameters
+from api.http.operations import list_query_parameters, list_repeatable_parameters
 from api.http.problems import Problem
 
 MAX_DEPTH = 100
@@ -90,10 +90,14 @@ async def check_query_parameters(request: Request) -> None:
     num_values = Counter(name for name, _ in request.query_params.multi_items())
     if not num_values:
         return
-    names = list_query_parameters(request)
+    names, repeatable = list_query_parameters(request), list_repeatable_parameters(request)
     hint = f"known parameters: {', '.join(names)}" if names else "this call has none"
     errors = [(name, f"unknown parameter; {hint}") for name in num_values if name not in names]
-    errors += [(name, "give it once") for name, count in num_values.items() if name in names and count > 1]
+    errors += [
+        (name, "give it once")
+        for name, count in num_values.items()
+        if count > 1 and name in names and name not in repeatable
+    ]
     if errors:
         detail = "; ".join(f"{name}: {message}" for name, message in errors)
         raise Problem(422, "invalid-request", detail, errors=errors)

@@ -1,23 +1,34 @@
-"""Route of ``GET /v1/jobs/export``: jobs that have ended, as JSON Lines."""
+"""Route of ``GET /v1/jobs/export``: jobs that have ended, as they are or as training data."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
-from typing import Annotated
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
 
 from api.http.principal import Reader
-from api.http.problems import ProblemDocument
+from api.http.problems import Problem, ProblemDocument
 from api.http.request_parsing import check_query_parameters
 from api.http.state import State
-from reasoner.jobs.job import TERMINAL_STATUSES, Status
+from reasoner.training_data.formats import FORMATS
+from reasoner.training_data.parquet import MissingParquet, ParquetRows
+from reasoner.training_data.recorded_job import LeftOut, RecordedJob
+from reasoner.training_data.selection import JOBS, ExportQuery
+from workers.store.broker_errors import BROKER_DOWN
 from workers.store.jobs import JobStore, NoSuchJob
 
-MAX_TIME = 1e11
-"""Latest time in seconds since the epoch: three thousand years from it."""
+JSON_LINES = "application/x-ndjson"
+PARQUET = "application/vnd.apache.parquet"
+
+PATIENCE_SECONDS = 30.0
+"""Time for which an export waits for an absent broker."""
+PAUSE_SECONDS = 0.5
 
 router = APIRouter(
     prefix="/v1/jobs",
@@ -30,44 +41,135 @@ router = APIRouter(
 @router.get(
     "/export",
     response_class=StreamingResponse,
-    responses={200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}},
+    responses={
+        200: {
+            "content": {
+                JSON_LINES: {"schema": {"type": "string"}},
+                PARQUET: {"schema": {"type": "string", "format": "binary"}},
+            }
+        }
+    },
     summary="Export jobs that have ended",
 )
-async def export(
-    state: State,
-    principal: Reader,
-    since: Annotated[
-        float,
-        Query(
-            ge=0,
-            le=MAX_TIME,
-            description="Only jobs that ended then or later; continue with the last line's 'finished_at'.",
-        ),
-    ] = 0.0,
-    status: Annotated[Status | None, Query(description="Only jobs that ended with this status.")] = None,
-    journal: Annotated[bool, Query(description="Add all events of each job as its 'events'.")] = False,
-) -> StreamingResponse:
-    """One job a line (JSON Lines), in the order in which they ended, up to the time of the request. Export regularly to
-    keep jobs for longer than the service does: a job at the boundary may come twice, and none is left out.
+async def export(state: State, principal: Reader, query: Annotated[ExportQuery, Query()]) -> StreamingResponse:
+    """Jobs in the order in which they ended, up to the time of the request: one a line (JSON Lines), or as rows for
+    training. Export regularly to keep jobs for longer than the service does.
     """
-    until = await state.store.get_broker_time()  # before the response begins, since it raises while the broker is away
-    return StreamingResponse(
-        _iterate_lines(state.store, principal.visible_owner, since=since, until=until, status=status, journal=journal),
-        media_type="application/x-ndjson",
-        headers={"Content-Disposition": 'attachment; filename="jobs.jsonl"'},
-    )
+    contradiction = query.find_contradiction()
+    if contradiction is not None:
+        raise Problem(422, "invalid-request", ": ".join(contradiction), errors=[contradiction])
+    # Before the response begins, since it raises while the broker is away. A job may yet end in this millisecond.
+    now = await state.store.get_broker_time() - 0.001
+    until = now if query.until is None else min(now, query.until - 0.001)
+    jobs = _iterate_jobs(state.store, principal.visible_owner, query, until)
+    if query.format == JOBS:
+        return _respond(_write_jobs(jobs, query), "jobs.jsonl", JSON_LINES)
+    if query.file == "jsonl":
+        return _respond(_write_lines(jobs, query), f"{query.format}.jsonl", JSON_LINES)
+    try:
+        file = await asyncio.to_thread(ParquetRows, query.format)
+    except MissingParquet as error:
+        raise Problem(501, "parquet-not-installed", str(error), errors=[("file", str(error))]) from None
+    return _respond(_write_parquet(jobs, query, file), f"{query.format}.parquet", PARQUET)
 
 
-async def _iterate_lines(
-    store: JobStore, owner: str | None, since: float, until: float, status: str | None, journal: bool
-) -> AsyncIterator[str]:
-    async for job_id in store.iterate_ended(owner, since, until):
+def _respond(content: AsyncIterator[str] | AsyncIterator[bytes], name: str, media_type: str) -> StreamingResponse:
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(content, media_type=media_type, headers=headers)
+
+
+async def _iterate_jobs(
+    store: JobStore, owner: str | None, query: ExportQuery, until: float
+) -> AsyncIterator[tuple[dict[str, Any], RecordedJob | None]]:
+    """Yield the wanted jobs, one after the other, with what their journals recorded if the query needs it.
+
+    A long export outlasts a short absence of the broker.
+    """
+    since, after, last_success = query.since, query.after, time.monotonic()
+    while True:
         try:
-            job = await store.get(job_id)
-        except NoSuchJob:  # deleted in the meantime
-            continue
-        if job["status"] not in TERMINAL_STATUSES or (status is not None and job["status"] != status):
-            continue  # being retried, or not of the requested status
-        if journal:
-            job["events"] = [event.model_dump() for event in await store.load_events(job_id)]
-        yield json.dumps(job, separators=(",", ":")) + "\n"
+            async for job_id in store.iterate_ended(owner, since, until, after):
+                document, job = await _read_job(store, query, job_id)
+                if document is None:
+                    continue
+                yield document, job
+                since, after, last_success = document["finished_at"], job_id, time.monotonic()
+            return
+        except BROKER_DOWN:
+            if time.monotonic() - last_success > PATIENCE_SECONDS:
+                raise
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def _read_job(
+    store: JobStore, query: ExportQuery, job_id: str
+) -> tuple[dict[str, Any], RecordedJob | None] | tuple[None, None]:
+    """Return a job and what its journal recorded; nothing for one that is not wanted."""
+    try:
+        document = await store.get(job_id)
+    except NoSuchJob:  # deleted in the meantime
+        return None, None
+    if not query.wants(document):
+        return None, None
+    if not query.needs_events:
+        return document, None
+    events = await store.load_events(job_id)
+    if query.journal:
+        document["events"] = [event.model_dump() for event in events]
+    job = RecordedJob.from_events(document, events)
+    return (document, job) if query.has_score(job.view) else (None, None)
+
+
+async def _write_jobs(
+    jobs: AsyncIterator[tuple[dict[str, Any], RecordedJob | None]], _query: ExportQuery
+) -> AsyncIterator[str]:
+    async for document, _ in jobs:
+        yield json.dumps(document, separators=(",", ":")) + "\n"
+
+
+class _Counts:
+    """Numbers of jobs and rows so far."""
+
+    def __init__(self) -> None:
+        self._jobs = 0
+        self._rows = 0
+        self._left_out: Counter[str] = Counter()
+
+    def build_rows(self, job: RecordedJob | None, query: ExportQuery) -> Sequence[Mapping[str, Any]]:
+        """Return the rows of a job, and count them; none for a job that is left out."""
+        assert job is not None  # formats with rows need events
+        try:
+            rows = FORMATS[query.format].build(job, query.by, query.margin)
+        except LeftOut as reason:
+            self._left_out[str(reason)] += 1
+            return []
+        self._jobs += 1
+        self._rows += len(rows)
+        return rows
+
+    def describe(self) -> dict[str, Any]:
+        return {"jobs": self._jobs, "rows": self._rows, "left_out": dict(self._left_out)}
+
+
+async def _write_lines(
+    jobs: AsyncIterator[tuple[dict[str, Any], RecordedJob | None]], query: ExportQuery
+) -> AsyncIterator[str]:
+    counts = _Counts()
+    async for _, job in jobs:
+        for row in counts.build_rows(job, query):
+            yield json.dumps(row, separators=(",", ":")) + "\n"
+    if query.summary:
+        yield json.dumps({"summary": counts.describe()}, separators=(",", ":")) + "\n"
+
+
+async def _write_parquet(
+    jobs: AsyncIterator[tuple[dict[str, Any], RecordedJob | None]],
+    query: ExportQuery,
+    file: ParquetRows,
+) -> AsyncIterator[bytes]:
+    counts = _Counts()
+    async for _, job in jobs:
+        file.add(counts.build_rows(job, query))
+        if file.is_full:
+            yield await asyncio.to_thread(file.flush)
+    yield await asyncio.to_thread(file.close, counts.describe())

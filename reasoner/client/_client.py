@@ -122,10 +122,13 @@ class Client:
         *,
         since: float = 0.0,
         status: str | None = None,
-        journal: bool = False,
+        **query: Any,
     ) -> Iterator[str]:
-        """Yield the jobs that ended at ``since`` (seconds since 1970) or later, one line of JSON each."""
-        params = drop_none(since=since, status=status, journal=journal)
+        """Yield the jobs that ended at ``since`` (seconds since 1970) or later, one line of JSON each.
+
+        ``query``: further parameters of ``GET /v1/jobs/export``, such as ``format="sft"`` for training data.
+        """
+        params = drop_none(since=since, status=status, **query)
         try:
             with self._stream("/v1/jobs/export", params) as response:
                 yield from response.iter_lines()

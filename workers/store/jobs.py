@@ -188,12 +188,16 @@ class JobStore(EventLog, Claims, Reaping):
         seconds, microseconds = await self.command("TIME")
         return int(seconds) + int(microseconds) / 1e6
 
-    async def iterate_ended(self, owner: str | None, since: float, until: float) -> AsyncIterator[str]:
+    async def iterate_ended(
+        self, owner: str | None, since: float, until: float, after: str | None = None
+    ) -> AsyncIterator[str]:
         """Yield the ids of the jobs that ended in this time, in the order of their ends; of all owners with None.
 
-        Each is returned once, even if jobs end or are deleted meanwhile.
+        Each is returned once, even if jobs end or are deleted meanwhile. Of those that ended at ``since``, which are in
+        the order of their ids, only those behind ``after`` are there.
         """
-        lowest, last = round(since * 1000), math.floor(until * 1000)
+        first, last = round(since * 1000), math.floor(until * 1000)
+        lowest = first
         # Ids that ended in the millisecond ``lowest``: many may, when a batch is cancelled.
         seen: set[str] = set()
         while True:
@@ -204,7 +208,8 @@ class JobStore(EventLog, Claims, Reaping):
                 if ended > lowest:
                     lowest, seen = ended, set()
                 seen.add(job_id)
-                yield job_id
+                if after is None or ended > first or job_id > after:
+                    yield job_id
             if not unseen:
                 return
 

@@ -84,6 +84,7 @@ COMMANDS = {
         "Serve the tools solve, select, job and cancel to an agent, by the Model Context Protocol on stdin and stdout.",
     ),
     "jobs": LazyCommand("api.cli.jobs:jobs", "Submit, list, show, watch and cancel jobs of a running service."),
+    "export": LazyCommand("api.cli.export:export", "Export jobs that have ended, as they are or as training data."),
     "batch": LazyCommand(
         "api.cli.batch:batch", "Submit, list, show, watch and cancel batches: many problems under one budget."
     ),
