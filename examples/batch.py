@@ -20,7 +20,6 @@ PROBLEMS = [
     "Combine 12, 12, 7, 12 and 6 with + - * / to make 33. Use each number exactly once.",
 ]
 BUDGET_TOKENS = 6000
-ENDED = {"completed", "incomplete", "failed", "cancelled"}
 
 
 def main() -> None:
@@ -28,10 +27,10 @@ def main() -> None:
     jobs = [{"problem": problem, "strategy": strategy, "seed": seed} for seed, problem in enumerate(PROBLEMS)]
     with Client(URL, KEY) as client:
         batch = client.submit_batch({"jobs": jobs, "budget": {"tokens": BUDGET_TOKENS}})
-        while batch.status not in ENDED:
+        while not batch.has_ended:
             time.sleep(0.2)
             batch = client.batch(batch.id)
-        for problem, short in zip(PROBLEMS, batch.jobs, strict=True):
+        for problem, short in zip(PROBLEMS, batch.jobs or (), strict=True):
             job = client.get(short.id)
             print(f"{job.usage.total:5} tokens  {job.status:10}  {job.result and job.result.answer}  <- {problem}")
     print(f"{batch.usage.total} of {BUDGET_TOKENS} tokens spent")

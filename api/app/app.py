@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from api.app.openapi import extend_openapi
+from api.batches.feeder import BatchFeeder
 from api.http.authentication import AuthenticationMiddleware
 from api.http.limits import RateLimitMiddleware
 from api.http.middleware import (
@@ -75,16 +76,19 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
             reaper=reaper,
             readiness=Readiness(client, catalog),
         )
+        feeder = BatchFeeder(app.state.service)
         reaping = asyncio.create_task(reaper.run())
+        feeding = asyncio.create_task(feeder.run())
         watching = asyncio.create_task(EngineWatch(store, catalog.is_engine_available, reaper.wake).run())
         try:
             async with _export_spans(settings, store):
                 yield
         finally:
             watching.cancel()
+            feeder.stop()
             reaper.stop()
             await mcp.stop()
-            await asyncio.wait({watching, reaping})
+            await asyncio.wait({watching, reaping, feeding})
             await client.close()
             await store.close()
             flush_traces()  # here, since uvicorn ends the process by the signal that it received

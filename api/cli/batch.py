@@ -21,7 +21,7 @@ from api.cli.render import plain
 from engine.text.json_lines import NotUtf8, read_json_lines
 from reasoner.client import Client
 from reasoner.jobs.batch import Batch, BatchJob
-from reasoner.jobs.job import TERMINAL_STATUSES, Job
+from reasoner.jobs.job import Job
 
 POLL_SECONDS = 0.5
 MAX_EXPLAINED_JOBS = 100
@@ -62,6 +62,35 @@ def submit(
             raise typer.Exit(1)
 
 
+@batch.command()
+@expand_options
+def run(
+    file: Annotated[Path, typer.Argument(help="JSON Lines, as OpenAI's batches take them: one request a line.")],
+    out: Annotated[Path, typer.Option(help="The file for the answers; those without one go to OUT.errors.")],
+    service: ServiceOptions,
+    endpoint: Annotated[str, typer.Option(help="The endpoint of all lines: their 'url'.")] = "/v1/chat/completions",
+    tokens: Annotated[int | None, typer.Option(min=1, help="Token budget of all lines together.")] = None,
+    window: Annotated[
+        str, typer.Option(help="The time at which unfinished lines become errors: 90m, 24h, 7d.")
+    ] = "24h",
+) -> None:
+    """Run the requests of a file, and write their answers. Exit status 1 if a line has none."""
+    spec: dict[str, Any] = {"endpoint": endpoint, "completion_window": window}
+    if tokens is not None:
+        spec["budget"] = {"tokens": tokens}
+    with service.connect() as client:
+        spec["input_file_id"] = client.upload_file(file)["id"]
+        followed = client.submit_batch(spec)
+        _progress.print(f"{followed.id}: {file}", markup=False, highlight=False)
+        followed = _follow(client, followed)
+        for file_id, path in ((followed.output_file_id, out), (followed.error_file_id, Path(f"{out}.errors"))):
+            if file_id is not None:
+                client.download_file(file_id, path)
+        _print(followed, service.as_json)
+    if followed.status != "completed" or followed.request_counts.failed:
+        raise typer.Exit(1)
+
+
 @batch.command("list")
 @expand_options
 def list_batches(
@@ -75,10 +104,10 @@ def list_batches(
     if service.as_json:
         print_json(page)
         return
-    table = Table(Column("batch", no_wrap=True), "status", "jobs", "tokens", "of", box=None)
+    table = Table(Column("batch", no_wrap=True), "status", "requests", "tokens", "of", box=None)
     for listed in (Batch.model_validate(item) for item in page["data"]):
-        num_jobs = sum(listed.counts.values())
-        table.add_row(listed.id, listed.status, str(num_jobs), str(listed.usage.total), str(listed.budget.tokens))
+        budget = "" if listed.budget is None else str(listed.budget.tokens)
+        table.add_row(listed.id, listed.status, str(listed.request_counts.total), str(listed.usage.total), budget)
     _out.print(table)
 
 
@@ -131,12 +160,12 @@ def _read_jobs(file: Path) -> list[dict[str, Any]]:
 def _follow(client: Client, followed: Batch) -> Batch:
     """Show the progress until all jobs have ended."""
     with count_progress(_progress, transient=True) as progress:
-        task = progress.add_task("", total=sum(followed.counts.values()))
+        task = progress.add_task("")
         while True:
-            num_ended = sum(count for status, count in followed.counts.items() if status in TERMINAL_STATUSES)
-            spent = f"{followed.status}: {followed.usage.total} of {followed.budget.tokens} tokens"
-            progress.update(task, completed=num_ended, description=spent)
-            if followed.finished_at is not None:
+            counts = followed.request_counts
+            spent = f"{followed.status}: {_describe_tokens(followed)}"
+            progress.update(task, total=counts.total, completed=counts.completed + counts.failed, description=spent)
+            if followed.has_ended:
                 return followed
             time.sleep(POLL_SECONDS)
             followed = client.batch(followed.id)
@@ -159,14 +188,28 @@ def _failure_reason(job: Job) -> str:
     return job.status if job.error is None else f"{job.error.code}: {plain(job.error.message)}"
 
 
+def _describe_tokens(shown: Batch) -> str:
+    of = "" if shown.budget is None else f" of {shown.budget.tokens}"
+    return f"{shown.usage.total}{of} tokens"
+
+
 def _print(shown: Batch, as_json: bool) -> None:
     if as_json:
         print(shown.model_dump_json(indent=2))
         return
     counts = ", ".join(f"{count} {status}" for status, count in shown.counts.items() if count)
-    _out.print(Text(f"{shown.id}  {shown.status}: {counts}", style="bold"))
-    _out.print(Text(f"  {shown.usage.total} of {shown.budget.tokens} tokens, {shown.unassigned} unassigned"))
+    requests = "" if shown.jobs is not None else f"{shown.request_counts.total} requests; "
+    _out.print(Text(f"{shown.id}  {shown.status}: {requests}{counts}", style="bold"))
+    unassigned = "" if shown.unassigned is None else f", {shown.unassigned} unassigned"
+    _out.print(Text(f"  {_describe_tokens(shown)}{unassigned}"))
+    for name, file_id in (("output", shown.output_file_id), ("error", shown.error_file_id)):
+        if file_id is not None:
+            _out.print(Text(f"  {name} file {file_id}"))
+    for error in shown.errors.data if shown.errors is not None else ():
+        _out.print(Text(f"  {'' if error.line is None else f'line {error.line}: '}{error.message}"))
+    if shown.jobs is None:
+        return
     table = Table(Column("job", no_wrap=True), "status", "tokens", "granted", "answer", box=None)
-    for job in shown.jobs or ():
+    for job in shown.jobs:
         table.add_row(job.id, job.status, str(job.tokens), str(job.granted), Text(job.answer or ""))
     _out.print(table)

@@ -16,7 +16,7 @@ from structlog.contextvars import bound_contextvars
 
 from api.http.metrics import HTTP_REQUESTS, HTTP_SECONDS, HTTP_STREAMS
 from api.http.multipart import OVERHEAD_BYTES
-from api.http.problems import Problem, problem_response, refusal_response
+from api.http.problems import INTERNAL, Problem, problem_response, refusal_response
 from workers.config.settings import Settings
 from workers.store.request_origin import ORIGIN, Origin
 from workers.telemetry import tracing
@@ -82,10 +82,7 @@ class RequestLogMiddleware:
                 log.exception("request failed", **attributes)
                 if status:  # after the headers only a broken connection can signal the error
                     raise
-                problem = Problem(
-                    500, "internal", "an unexpected error: the log of the service has it under this request id"
-                )
-                await problem_response(problem, request_id)(scope, receive, observed_send)
+                await problem_response(INTERNAL, request_id)(scope, receive, observed_send)
             finally:
                 open_stream.close()
                 ORIGIN.reset(origin)

@@ -96,6 +96,8 @@ def broker_problem(error: Exception) -> Problem:
     return Problem(503, "broker-unavailable", detail, headers=RETRY_AFTER)
 
 
+INTERNAL = Problem(500, "internal", "an unexpected error: the log of the service has it under this request id")
+"""The problem of an exception that nothing expects."""
 BROKER_UNAVAILABLE = broker_problem(ConnectionError())
 """The problem of a broker that does not answer."""
 
@@ -126,6 +128,11 @@ def find_problem(error: Exception) -> Problem | None:
 
 def problem_response(problem: Problem, request_id: str | None) -> JSONResponse:
     """Return the response with the document of a problem."""
+    return JSONResponse(problem_document(problem, request_id), problem.status_code, problem.headers, MEDIA_TYPE)
+
+
+def problem_document(problem: Problem, request_id: str | None) -> dict[str, Any]:
+    """Return the document of a problem."""
     document = ProblemDocument(
         type=f"urn:reasoner:problem:{problem.code}",
         title=HTTPStatus(problem.status_code).phrase,
@@ -134,8 +141,7 @@ def problem_response(problem: Problem, request_id: str | None) -> JSONResponse:
         request_id=request_id,
         errors=problem.errors,
     )
-    content = document.model_dump(exclude={"errors"} if not problem.errors else None)
-    return JSONResponse(content, problem.status_code, problem.headers, MEDIA_TYPE)
+    return document.model_dump(exclude={"errors"} if not problem.errors else None)
 
 
 def refusal_response(scope: Scope, problem: Problem) -> Response:
@@ -193,19 +199,25 @@ async def _on_known_error(request: Request, error: Exception) -> Response:
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     field = getattr(request.scope.get("route"), "body_field", None)
-    body = None if field is None else _model_in(field.field_info.annotation)
-    return _respond(request, validation_problem(error.errors(), error.body, body))
+    annotation = None if field is None else field.field_info.annotation
+    return _respond(request, validation_problem(error.errors(), error.body, annotation))
 
 
-def validation_problem(errors: Sequence[Any], sent: Any, body: type[BaseModel] | None) -> Problem:
-    """Return the problem for pydantic's errors about what was ``sent``; ``body`` is its model.
+def validation_problem(parts: Sequence[Any], sent: Any, annotation: Any) -> Problem:
+    """Return the problem of pydantic's errors about what was ``sent`` as a body of the annotated type.
 
-    Their locations begin with the part of the request: ``body`` for what the model describes.
+    The location of each begins with the part of the request, such as ``body``.
     """
-    found = [(_locate_field(part, sent, body), _write_message(part, body)) for part in errors]
-    found = list(dict.fromkeys(found))  # members of a union may say the same
-    detail = "; ".join(f"{field}: {message}" for field, message in found)
-    return Problem(422, "invalid-request", detail, errors=found)
+    errors = []
+    for part in parts:
+        body, location = _model_in(annotation), part["loc"]
+        # A body that is one of several models: the tag behind ``body`` says which.
+        if len(location) > 1 and (tagged := _model_with_tag(annotation, str(location[1]))) is not None:
+            body, part = tagged, {**part, "loc": (location[0], *location[2:])}
+        errors.append((_locate_field(part, sent, body), _write_message(part, body)))
+    errors = list(dict.fromkeys(errors))  # members of a union may say the same
+    detail = "; ".join(f"{field}: {message}" for field, message in errors)
+    return Problem(422, "invalid-request", detail, errors=errors)
 
 
 def _locate_field(error: Mapping[str, Any], sent: Any, body: type[BaseModel] | None) -> str:

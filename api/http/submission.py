@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import structlog
 
@@ -13,11 +14,12 @@ from api.http.state import ServiceState
 from engine.protocol.request_checks import PromptTooLong
 from reasoner.admission.refusal import JobRefused
 from reasoner.admission.resolve import resolve_job
-from reasoner.jobs.batch import BatchSpec
+from reasoner.jobs.batch import BatchSpec, FileBatchSpec
 from reasoner.jobs.request import JobRequest
 from reasoner.jobs.spec import JobSpec
 from workers.config.settings import Settings
 from workers.store.batches import BatchDocument, BatchStore
+from workers.store.file_batches import FileBatchStore, NewFileBatch
 from workers.store.serialization import JobDocument
 from workers.webhooks.http import ForbiddenAddress, check_address
 
@@ -38,24 +40,73 @@ async def submit_job(
     ``Problem`` for a job that cannot run or is not allowed, and what ``JobStore.submit`` raises.
     """
     settings = state.settings
-    limits = settings.limits.for_owner(principal.owner)
-    _check_webhook(request, settings)
-    _check_models(request, principal)
-    resolved = await resolve_job(request, settings, state.catalog)
-    accepted = apply_caps(resolved.model_dump(), request.budget, limits)
-    for error in (await state.catalog.find_too_long([resolved])).values():
-        raise _too_long(resolved, error)
     job, is_new = await state.store.submit(
-        add_quota_budget(accepted, limits, settings),
+        await accept_job(request, principal, state),
         owner=principal.owner,
         queue_cap=settings.queue_cap,
         idempotency=idempotency,
         form=form,
-        quota=limits.quota,
+        quota=settings.limits.for_owner(principal.owner).quota,
     )
     state.reaper.wake()
     log.info("job submitted" if is_new else "job submitted again", job=job["id"], key=principal.key_id)
     return job, is_new
+
+
+async def accept_job(
+    request: JobRequest, principal: Principal, state: ServiceState, *, in_batch: bool = False
+) -> dict[str, Any]:
+    """Return the job of a request as it is stored, within its owner's limits; ``in_batch``: it shares a budget.
+
+    Raises ``JobRefused`` or ``Problem`` for a job that cannot run or is not allowed.
+    """
+    settings = state.settings
+    limits = settings.limits.for_owner(principal.owner)
+    _check_webhook(request, settings)
+    _check_models(request, principal)
+    resolved = await resolve_job(request, settings, state.catalog, in_batch=in_batch)
+    accepted = apply_caps(resolved.model_dump(), request.budget, limits)
+    for error in (await state.catalog.find_too_long([resolved])).values():
+        raise _too_long(resolved, error)
+    return accepted if in_batch else add_quota_budget(accepted, limits, settings)
+
+
+async def submit_file_batch(
+    spec: FileBatchSpec, principal: Principal, state: ServiceState, *, idempotency: tuple[str, str] | None = None
+) -> tuple[BatchDocument, bool]:
+    """Store a batch whose requests are the lines of a file; return it, and True if it is new.
+
+    Raises ``Problem`` or ``JobRefused`` if no line could become a job, and what ``FileBatchStore.submit`` raises.
+    """
+    settings = state.settings
+    await state.files.check_owner(spec.input_file_id, principal.visible_owner)
+    purpose = (await state.files.get(spec.input_file_id))["purpose"]
+    if purpose != "batch":
+        message = f"the file has the purpose {purpose!r}: upload it with the purpose 'batch'"
+        raise Problem(422, "invalid-request", f"input_file_id: {message}", errors=[("input_file_id", message)])
+    defaults = spec.line_defaults
+    await resolve_job(JobRequest(problem="?", **defaults), settings, state.catalog, in_batch=True)
+    expiry = spec.output_expires_after
+    batch = NewFileBatch(
+        input_file_id=spec.input_file_id,
+        endpoint=spec.endpoint,
+        completion_window=spec.completion_window,
+        window_seconds=min(spec.window_seconds, settings.retention_seconds),  # until then its jobs are kept
+        metadata=spec.metadata or {},
+        budget=None if spec.budget is None else spec.budget.model_dump(),
+        line_defaults=defaults,
+        output_seconds=settings.retention_seconds if expiry is None else expiry.seconds,
+    )
+    stored, is_new = await FileBatchStore(state.store).submit(
+        batch,
+        owner=principal.owner,
+        key_id=principal.key_id,
+        models=principal.models,
+        idempotency=idempotency,
+        quota=settings.limits.for_owner(principal.owner).quota,
+    )
+    log.info("batch submitted" if is_new else "batch submitted again", batch=stored["id"], key=principal.key_id)
+    return stored, is_new
 
 
 async def submit_batch(

@@ -15,7 +15,7 @@ from api.openai.narration import JobEnd
 from workers.store.broker_errors import BROKER_DOWN
 from workers.store.event_log import ShuttingDown
 
-_OWN_PATHS = ("/v1/jobs", "/v1/batches", "/v1/keys", "/v1/select", "/v1/strategies", "/v1/verifiers")
+_OWN_PATHS = ("/v1/jobs", "/v1/keys", "/v1/select", "/v1/strategies", "/v1/verifiers")
 """Paths under /v1 that are not OpenAI's, with their subpaths: their errors stay problem documents."""
 _MISPLACED = ("/chat/completions", "/responses", "/completions", "/embeddings", "/models")
 """Paths that OpenAI's clients call if the address that they were given lacks /v1."""
@@ -54,6 +54,12 @@ def stream_error(problem: Problem) -> ErrorBody:
     param = next((error.field for error in problem.errors), None)
     kind = _find_type(HTTPStatus(problem.status_code))
     return ErrorBody(message=problem.detail, type=kind, param=param, code=_find_code(problem.code))
+
+
+def describe_error(problem: Problem) -> tuple[int, ErrorDocument]:
+    """Return the HTTP status and the body of an error."""
+    status = _find_status(HTTPStatus(problem.status_code), problem.code)
+    return status, ErrorDocument(error=stream_error(problem))
 
 
 DELETED = Problem(409, "deleted", "the job was deleted while it ran")
@@ -136,14 +142,17 @@ async def _send_error(start: Message, problem: dict[str, Any], send: Send) -> No
         code=_find_code(code),
     )
     body = ErrorDocument(error=error).model_dump_json().encode()
-    if code == "unknown-model":
-        status = HTTPStatus.NOT_FOUND
     headers = MutableHeaders(scope=start)
     headers["content-type"], headers["content-length"] = "application/json", str(len(body))
     if status == HTTPStatus.CONFLICT:
         headers["x-should-retry"] = "false"  # OpenAI's clients would repeat a 409
-    await send({**start, "status": int(_STATUS.get(status, status))})
+    await send({**start, "status": _find_status(status, code)})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _find_status(status: HTTPStatus, problem: str) -> int:
+    """Return OpenAI's status of a problem, from its own status and its code."""
+    return int(HTTPStatus.NOT_FOUND if problem == "unknown-model" else _STATUS.get(status, status))
 
 
 def _find_type(status: HTTPStatus) -> str:

@@ -16,9 +16,9 @@ _REPLACED = {
     r"\bAsync(?=Client|Iterator|BaseTransport)": "",
     r"\b__a(?=enter__|exit__)": "__",
     r"\basynccontextmanager\b": "contextmanager",
-    r"\.a(?=close\(|read\(|iter_lines\()": ".",
+    r"\.a(?=close\(|read\(|iter_lines\(|iter_bytes\()": ".",
     r"\bIterator, Callable\b": "Callable, Iterator",
-    r"\bfor line in (\S+):\n +yield line\n": r"yield from \1\n",
+    r"\bfor (line|part) in (\S+):\n +yield \1\n": r"yield from \2\n",
 }
 """Expressions and what they become, in this order."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -143,8 +144,49 @@ class Client:
         """Return the served models, with the defaults of their jobs."""
         return self._send("GET", "/v1/models", read_json)
 
+    def upload_file(self, path: Path, *, purpose: str = "batch") -> dict[str, Any]:
+        """Upload a file, such as the requests of a batch. Its ``id`` is the ``input_file_id`` of ``submit_batch``."""
+        try:
+            with path.open("rb") as file:
+                parts = {"purpose": (None, purpose), "file": (path.name, file)}
+                return self._send("POST", "/v1/files", read_json, files=parts)
+        except OSError as error:
+            raise ServiceError(f"{path} cannot be read: {error}", 422) from None
+
+    def list_files(
+        self,
+        *,
+        limit: int = 100,
+        after: str | None = None,
+        purpose: str | None = None,
+    ) -> dict[str, Any]:
+        """Return a page of files, newest first."""
+        params = drop_none(limit=limit, after=after, purpose=purpose)
+        return self._send("GET", "/v1/files", read_json, params=params)
+
+    def file_content(self, file_id: str) -> Iterator[bytes]:
+        """Yield the content of a file, such as the results of a batch, in parts."""
+        try:
+            with self._stream(f"/v1/files/{path_segment(file_id)}/content", {}) as response:
+                yield from response.iter_bytes()
+        except httpx.TransportError as error:
+            raise ServiceError(f"the download from {self.url} broke off: {error}") from None
+
+    def download_file(self, file_id: str, path: Path) -> None:
+        """Write the content of a file to ``path``."""
+        try:
+            with path.open("wb") as target:
+                for part in self.file_content(file_id):
+                    target.write(part)
+        except OSError as error:
+            raise ServiceError(f"{path} cannot be written: {error}", 422) from None
+
+    def delete_file(self, file_id: str) -> None:
+        """Delete a file."""
+        self._send("DELETE", f"/v1/files/{path_segment(file_id)}", read_nothing)
+
     def submit_batch(self, spec: dict[str, Any]) -> Batch:
-        """Submit jobs that share a budget: the fields of ``BatchSpec``."""
+        """Submit the lines of a file, or jobs that share a budget: the fields of ``FileBatchSpec`` or ``BatchSpec``."""
         return self._send("POST", "/v1/batches", read_batch, json=spec, headers=idempotency_header())
 
     def batch(self, batch_id: str) -> Batch:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from reasoner.budget.allocator import MAX_ACTIVE_JOBS, TokenRequest, initial_grant
 from reasoner.budget.grant_source import StoredGrants
-from reasoner.jobs.batch import BatchStatus, get_final_status
+from reasoner.jobs.batch import BatchStatus, BatchUsage
 from reasoner.jobs.job import Status
 from reasoner.jobs.journal import JobCancelled, LeaseLost
 from workers.config.rate_limits import Quota
@@ -72,7 +72,7 @@ class BatchStore:
             )
             if status is not None:  # otherwise deleted since
                 jobs.append(_build_job(job_id, status, result=result, granted=granted, spent=spent))
-        return _build_document(fields) | {"jobs": jobs}
+        return build_batch_document(fields) | {"jobs": jobs if "input" not in fields else None}
 
     async def list_batches(self, *, owner: str | None, after: str | None, limit: int) -> list[BatchDocument]:
         """Return batches without their jobs from newest to oldest, beginning behind the batch ``after``.
@@ -84,10 +84,13 @@ class BatchStore:
         if ids is None:
             raise NoSuchBatch(after)
         stored = [await self._store.command("HGETALL", _get_key(batch_id)) for batch_id in ids]
-        return [_build_document(fields) for fields in stored if fields]
+        return [build_batch_document(fields) for fields in stored if fields]
 
     async def cancel(self, batch_id: str) -> BatchDocument:
-        """Cancel every job that has not ended. Raises ``NoSuchBatch``."""
+        """Cancel every job that has not ended; of a file, its feeder does that. Raises ``NoSuchBatch``."""
+        if await self._store.command("HEXISTS", _get_key(batch_id), "input"):
+            await self._store.script("file_batch_close", batch_id, "cancelled")
+            return await self.get(batch_id)
         best: list[str] = []
         for job_id in await self._store.command("LRANGE", f"{_get_key(batch_id)}:jobs", 0, -1):
             best += (job_id, await self._store.compute_best_so_far(job_id))
@@ -132,24 +135,63 @@ def _build_job(job_id: str, status: str, result: str | None, granted: str, spent
     }
 
 
-def _find_status(fields: dict[str, str], counts: dict[Status, int]) -> BatchStatus:
-    if int(fields["running"]) == 0:
-        return get_final_status(counts, cancelled="cancel" in fields)
-    begun = any(count for status, count in counts.items() if status != "queued") or "usage:seconds" in fields
-    return "in_progress" if begun else "queued"
+def build_batch_document(fields: dict[str, str]) -> BatchDocument:
+    """Return the document of a batch's hash, without its jobs."""
 
+    def moment(name: str) -> int | None:
+        return int(float(fields[name])) if name in fields else None
 
-def _build_document(fields: dict[str, str]) -> BatchDocument:
     counts: dict[Status, int] = {status: int(fields.get(f"count:{status}", 0)) for status in get_args(Status)}
+    is_file = "input" in fields
+    status = _find_file_status(fields) if is_file else _find_status(fields, counts)
+    ends = {name: moment(f"at:{name}") for name in ("completed", "failed", "expired", "cancelled")}
+    if not is_file and "finished" in fields:
+        ends[status] = moment("finished")
     return {
         "id": fields["id"],
-        "status": _find_status(fields, counts),
-        "created_at": float(fields["created"]),
-        "finished_at": float(fields["finished"]) if "finished" in fields else None,
-        "budget": json.loads(fields["budget"]),
+        "object": "batch",
+        "endpoint": fields.get("endpoint", "/v1/jobs"),
+        "model": json.loads(fields.get("defaults", "{}")).get("model"),
+        "errors": json.loads(fields.get("errors", "null")),
+        "input_file_id": fields.get("input", ""),
+        "completion_window": fields.get("window", "none"),
+        "status": status,
+        "output_file_id": fields.get("output_file"),
+        "error_file_id": fields.get("error_file"),
+        "created_at": moment("created"),
+        "in_progress_at": moment("at:in_progress") if is_file else moment("created"),
+        "expires_at": moment("expires"),
+        "finalizing_at": moment("at:finalizing"),
+        **{f"{name}_at": at for name, at in ends.items()},
+        "cancelling_at": moment("at:closing") if fields.get("closing", "cancelled") == "cancelled" else None,
+        "request_counts": _count_requests(fields, counts),
+        "usage": BatchUsage.from_usage(usage_of(fields)).model_dump(),
         "metadata": json.loads(fields["metadata"]),
-        "usage": usage_of(fields).model_dump(),
+        "budget": json.loads(fields["budget"]),
         "counts": counts,
-        "unassigned": int(fields["pool"]),
+        "unassigned": int(fields["pool"]) if "pool" in fields else None,
         "jobs": None,
     }
+
+
+def _find_status(fields: dict[str, str], counts: dict[Status, int]) -> BatchStatus:
+    """Return the status of a batch of given jobs. It is cancelled, too, if each of its jobs was."""
+    if int(fields["running"]) > 0:
+        return "cancelling" if "cancel" in fields else "in_progress"
+    return "cancelled" if "cancel" in fields or counts["cancelled"] == sum(counts.values()) else "completed"
+
+
+def _find_file_status(fields: dict[str, str]) -> BatchStatus:
+    stage: BatchStatus = fields["stage"]  # type: ignore[assignment]  # as the scripts write it
+    if stage in ("validating", "in_progress", "finalizing") and "closing" in fields:
+        return "cancelling" if fields["closing"] == "cancelled" else "finalizing"
+    return stage
+
+
+def _count_requests(fields: dict[str, str], counts: dict[Status, int]) -> dict[str, int]:
+    """Return ``RequestCounts``: those of jobs, and of a file whose lines have all ended, those of its results."""
+    completed, failed = counts["completed"] + counts["incomplete"], counts["failed"] + counts["cancelled"]
+    total = int(fields.get("total", sum(counts.values())))
+    if "at:finalizing" in fields:
+        completed, failed = int(fields["succeeded"]), int(fields["errored"])
+    return {"total": total, "completed": completed, "failed": failed}

@@ -178,6 +178,8 @@ class JobStore(EventLog, Claims, Reaping):
                 raise QueueFull(f"{queue_cap} jobs are waiting")
             case "jobs" | "tokens":
                 raise quota.exceeded(outcome, *map(int, details))
+            case "line":
+                raise NotRetryable("it is a line of a batch's file, in whose results it is an error")
             case "shared":
                 raise NotRetryable("its batch was cancelled, or its share of the budget has gone to other jobs")
             case status:

@@ -86,7 +86,8 @@ COMMANDS = {
     "jobs": LazyCommand("api.cli.jobs:jobs", "Submit, list, show, watch and cancel jobs of a running service."),
     "export": LazyCommand("api.cli.export:export", "Export jobs that have ended, as they are or as training data."),
     "batch": LazyCommand(
-        "api.cli.batch:batch", "Submit, list, show, watch and cancel batches: many problems under one budget."
+        "api.cli.batch:batch",
+        "Submit, run, list, show, watch and cancel batches: many problems under one budget, or a file.",
     ),
     "keys": LazyCommand("api.cli.keys:keys", "Make, list and revoke the API keys of a service."),
     "prm": LazyCommand("api.studies.prm:prm", "Make a process reward model, and measure one."),

@@ -18,9 +18,22 @@ from tests.specs import build_spec
 
 BATCH: dict[str, Any] = {
     "id": "batch_1",
-    "status": "queued",
-    "created_at": 1.0,
-    "finished_at": None,
+    "endpoint": "/v1/jobs",
+    "model": None,
+    "errors": None,
+    "input_file_id": "",
+    "completion_window": "none",
+    "status": "in_progress",
+    "output_file_id": None,
+    "error_file_id": None,
+    "created_at": 1,
+    **dict.fromkeys(
+        f"{name}_at"
+        for name in (
+            *("in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"),
+        )
+    ),
+    "request_counts": {"total": 2, "completed": 0, "failed": 0},
     "budget": {"tokens": 500},
     "metadata": {},
     "usage": {},
@@ -31,7 +44,7 @@ BATCH: dict[str, Any] = {
         {"id": "job_2", "status": "queued", "answer": "[bold]7", "tokens": 0, "granted": 62},
     ],
 }
-ENDED = BATCH | {"status": "completed", "finished_at": 2.0, "counts": {"completed": 2}, "usage": {"generated": 480}}
+ENDED = BATCH | {"status": "completed", "completed_at": 2, "counts": {"completed": 2}, "usage": {"generated": 480}}
 
 
 class Service:
@@ -47,7 +60,11 @@ class Service:
         return Client("http://service", transport=httpx.MockTransport(self._answer))
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
-        self.asked.append((f"{request.method} {request.url.path}", json.loads(request.content or "null")))
+        is_json = not request.headers.get("content-type", "").startswith("multipart/")
+        body = json.loads(request.content or "null") if is_json else request.content
+        self.asked.append((f"{request.method} {request.url.path}", body))
+        if request.url.path.endswith("/content"):
+            return httpx.Response(200, content=request.url.path.split("/")[-2].encode())
         return httpx.Response(200, json=self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])
 
 
@@ -84,6 +101,23 @@ def test_waiting_follows_a_batch_to_its_end(service: Service, tmp_path: Path) ->
     result = batch("submit", str(file), "--tokens", "500", "--wait", "--json")
     assert json.loads(result.stdout)["status"] == "completed"
     assert [call for call, _ in service.asked] == ["POST /v1/batches", *["GET /v1/batches/batch_1"] * 2]
+
+
+def test_a_file_of_requests_is_run_and_its_results_are_written(service: Service, tmp_path: Path) -> None:
+    file, out = tmp_path / "lines.jsonl", tmp_path / "out.jsonl"
+    file.write_text('{"custom_id": "1"}\n{"custom_id": "2"}\n')
+    made = BATCH | {"input_file_id": "file-1", "completion_window": "24h", "jobs": None, "budget": None}
+    counts = {"total": 2, "completed": 1, "failed": 1}
+    ends = {"status": "completed", "request_counts": counts, "output_file_id": "file-2", "error_file_id": "file-3"}
+    service.answers = [{"id": "file-1"}, made, made | ends]
+    result = batch("run", str(file), "--endpoint", "/v1/jobs", "--tokens", "90", "--out", str(out))
+    assert (result.exit_code, result.exception.__class__) == (1, SystemExit), result.output
+    assert (out.read_text(), (tmp_path / "out.jsonl.errors").read_text()) == ("file-2", "file-3")
+    assert "2 requests" in result.stdout
+    (upload, content), (submit, body), *_ = service.asked
+    assert (upload, submit, b'{"custom_id": "2"}' in content) == ("POST /v1/files", "POST /v1/batches", True)
+    shared = {"endpoint": "/v1/jobs", "completion_window": "24h", "budget": {"tokens": 90}}
+    assert body == shared | {"input_file_id": "file-1"}
 
 
 def test_a_batch_is_shown_with_its_jobs_and_model_text_as_text(service: Service) -> None:

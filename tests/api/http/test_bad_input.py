@@ -208,7 +208,6 @@ async def test_an_unknown_job_is_not_found(client: httpx.AsyncClient, job_id: st
         ("/v1/jobs/export?since=nan", "since"),
         ("/v1/jobs/export?until=-1", "until"),
         ("/v1/jobs/export?before=5", "before"),
-        ("/v1/batches?status=queued", "status"),
         ("/v1/keys?owner=me", "owner"),
     ],
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import anyio.from_thread
@@ -105,6 +107,22 @@ async def test_a_queued_job_is_cancelled(service: Any) -> None:
     assert (await service.cancel(job.id)).status == "cancelled"
     with pytest.raises(ServiceError, match="submit a new job"):
         await service.retry(job.id)
+
+
+async def test_files_are_uploaded_listed_read_and_deleted(service: Any, tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    request = {"custom_id": "1", "method": "POST", "url": "/v1/jobs", "body": {"problem": "1 + 1?"}}
+    path.write_text(json.dumps(request) * 1000)
+    made = await service.upload_file(path)
+    assert (made["filename"], made["bytes"], made["purpose"]) == ("lines.jsonl", path.stat().st_size, "batch")
+    assert [file["id"] for file in (await service.list_files(purpose="batch"))["data"]] == [made["id"]]
+    await service.download_file(made["id"], tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == path.read_bytes()
+    await service.delete_file(made["id"])
+    with pytest.raises(ServiceError, match="there is no file"):
+        await service.download_file(made["id"], tmp_path / "copy")
+    with pytest.raises(ServiceError, match="cannot be read"):
+        await service.upload_file(tmp_path / "missing")
 
 
 async def test_a_batch_is_submitted_and_cancelled(service: Any) -> None:

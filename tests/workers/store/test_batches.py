@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import redis
+from openai.types import Batch as OpenAIBatch
 
 from benchmarks.batch.shared_budget import TokenPool
 from engine.protocol.types import EngineClient
 from reasoner.budget.allocator import MAX_ACTIVE_JOBS, TokenRequest
 from reasoner.budget.usage import Usage
+from reasoner.jobs.batch import BatchUsage
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry, JobCancelled, Journal, LeaseLost
 from reasoner.jobs.spec import JobSpec
@@ -56,7 +58,7 @@ def spend(key: str, tokens: int) -> Entry:
 async def test_a_batch_grants_each_job_a_floor_and_keeps_the_rest_in_the_pool(store: JobStore) -> None:
     batch_id, jobs = await submit(store, 3, 1200)
     batch = await BatchStore(store).get(batch_id)
-    assert (batch["status"], batch["counts"]["queued"], batch["unassigned"]) == ("queued", 3, 900)
+    assert (batch["status"], batch["counts"]["queued"], batch["unassigned"]) == ("in_progress", 3, 900)
     assert [job["granted"] for job in batch["jobs"]] == [100, 100, 100]
     assert (await store.get(jobs[0]))["batch"] == batch_id
     held = await claim(store, jobs[0])
@@ -71,7 +73,8 @@ async def test_a_batch_grants_each_job_a_floor_and_keeps_the_rest_in_the_pool(st
         await store.cancel(job_id)
     batch = await BatchStore(store).get(batch_id)
     assert (batch["status"], batch["counts"]["cancelled"], batch["unassigned"]) == ("completed", 2, 1160)
-    assert batch["finished_at"] is not None
+    assert batch["completed_at"] is not None
+    OpenAIBatch.model_validate(batch)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -175,7 +178,7 @@ async def test_cancelling_a_batch_ends_waiting_jobs_at_once_and_notifies_running
     await store.commit(parked, [solution("0", "2")])
     assert await BatchStore(store).wait_for_budget(parked, TokenRequest(5, 0.5)) is None
     batch = await BatchStore(store).cancel(batch_id)
-    assert (batch["status"], batch["counts"]["cancelled"], batch["finished_at"]) == ("in_progress", 2, None)
+    assert (batch["status"], batch["counts"]["cancelled"], batch["cancelled_at"]) == ("cancelling", 2, None)
     assert [job["answer"] for job in batch["jobs"]] == [None, "2", None]
     assert await store.heartbeat(running) == "cancel"
     with pytest.raises(JobCancelled):
@@ -204,28 +207,32 @@ async def test_a_batch_that_exceeds_the_queue_is_refused_completely(store: JobSt
 
 
 @pytest.mark.parametrize(
-    ("ends", "status"),
+    ("ends", "status", "num_failed"),
     [
-        (["completed", "completed"], "completed"),
-        (["completed", "cancelled"], "completed"),
-        (["completed", "incomplete"], "incomplete"),
-        (["completed", "failed"], "incomplete"),
-        (["incomplete", "incomplete"], "incomplete"),
-        (["incomplete", "failed"], "incomplete"),
-        (["failed", "failed"], "failed"),
-        (["failed", "cancelled"], "failed"),
-        (["cancelled", "cancelled"], "cancelled"),
+        (["completed", "completed"], "completed", 0),
+        (["completed", "cancelled"], "completed", 1),
+        (["completed", "incomplete"], "completed", 0),
+        (["completed", "failed"], "completed", 1),
+        (["failed", "failed"], "completed", 2),
+        (["failed", "cancelled"], "completed", 2),
+        (["cancelled", "cancelled"], "cancelled", 2),
     ],
 )
-async def test_an_ended_batch_has_the_common_status_of_its_jobs(store: JobStore, ends: list[str], status: str) -> None:
+async def test_an_ended_batch_counts_the_jobs_with_and_without_an_answer(
+    store: JobStore, ends: list[str], status: str, num_failed: int
+) -> None:
     batch_id, jobs = await submit(store, 2, 10)
     for job_id, end in zip(jobs, ends, strict=True):
-        assert (await BatchStore(store).get(batch_id))["status"] in ("queued", "in_progress")
+        assert (await BatchStore(store).get(batch_id))["status"] == "in_progress"
         if end == "cancelled":
             await store.cancel(job_id)
         else:
             await store.finish(await claim(store, job_id), end, result=RESULT if end == "completed" else None)
-    assert (await BatchStore(store).get(batch_id))["status"] == status
+    batch = await BatchStore(store).get(batch_id)
+    assert (batch["status"], batch["request_counts"]) == (
+        status,
+        {"total": 2, "completed": 2 - num_failed, "failed": num_failed},
+    )
 
 
 async def test_pages_of_batches_are_newest_first(store: JobStore) -> None:
@@ -270,7 +277,7 @@ async def test_workers_finish_a_batch_within_its_budget_even_if_they_die(
         engines.append(ScriptedEngine(order=rng.randrange(999), die_after=rng.randrange(9) if die else None))
         return await run_job(spec, engines[-1], journal, cancelled=cancelled)
 
-    while (await BatchStore(store).get(made["id"]))["finished_at"] is None:
+    while (await BatchStore(store).get(made["id"]))["status"] == "in_progress":
         with redis.Redis.from_url(url) as client:
             for job_id in client.zrange("reasoner:due", 0, -1):
                 client.zadd("reasoner:due", {job_id: 1})
@@ -280,7 +287,7 @@ async def test_workers_finish_a_batch_within_its_budget_even_if_they_die(
     batch = await BatchStore(store).get(made["id"])
     assert batch["counts"]["completed"] + batch["counts"]["incomplete"] == len(specs)
     assert sum(engine.total for engine in engines) >= batch["usage"]["generated"]
-    assert Usage.model_validate(batch["usage"]).total + batch["unassigned"] == budget
+    assert BatchUsage.model_validate(batch["usage"]).total + batch["unassigned"] == budget
     for job in batch["jobs"]:
         journal = await store.load_entries(job["id"])
         assert sum(entry.spend.total for entry in journal) == job["tokens"] <= job["granted"]

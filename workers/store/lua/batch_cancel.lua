@@ -10,6 +10,7 @@ if redis.call('EXISTS', batch_key(batch)) == 0 then
 end
 if number(redis.call('HGET', batch_key(batch), 'running')) > 0 then
   redis.call('HSET', batch_key(batch), 'cancel', 1)
+  redis.call('HSETNX', batch_key(batch), 'at:closing', seconds(now_ms()))
 end
 for _, id in ipairs(redis.call('LRANGE', batch_key(batch) .. ':jobs', 0, -1)) do
   cancel(id, best[id] or 'null')

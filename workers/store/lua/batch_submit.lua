@@ -23,9 +23,7 @@ end
 redis.call('HSET', key, 'id', batch, 'owner', owner, 'created', seconds(now), 'budget', budget, 'metadata', metadata,
   'pool', cjson.decode(budget).tokens - floor * count, 'floors', count, 'active', 0, 'running', count, 'width', width,
   'count:queued', count)
-local n = redis.call('INCR', 'reasoner:submitted:batches')
-redis.call('ZADD', 'reasoner:batches', n, batch)
-redis.call('ZADD', 'reasoner:batches:of:' .. owner, n, batch)
+list_batch(batch, owner)
 for i = first, #ARGV, 3 do
   local id, spec, priority = unpack(ARGV, i, i + 2)
   record(id, spec, priority, owner, origin, now)

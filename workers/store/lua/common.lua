@@ -30,6 +30,14 @@
 --   reasoner:batch:ID:jobs   list of its jobs' ids; each job's hash has the batch, the granted tokens, and its share:
 --                            floor, waiting, active, closed
 --   reasoner:batch:ID:waiting  sorted set of jobs that request more tokens, by the expected gain per token
+--                            A batch of a file also has its input, endpoint, window, expires, defaults, stage (validating,
+--                            in_progress, finalizing, or its end), closing (cancelled or expired), token (fencing), fed
+--                            and written (positions in the file up to which lines are jobs, or have results: the line's
+--                            index, its number in the file, the byte), line_share and line_floor (tokens of each line)
+--   reasoner:batch:ID:open   sorted set of the unfinished jobs of a batch of a file, by the index of their line
+--   reasoner:batch:ID:refused   hash: the reasons (JSON) why lines of a file cannot become jobs, by their index
+--   reasoner:batches:open    sorted set of unfinished batches of files, by the time (ms) at which they can be claimed
+--   reasoner:batches:ended   sorted set of ended ones by the time (ms) of their end
 --   reasoner:batches, :of:OWNER   sorted sets of ids by order of submission: all batches, and those of one owner
 --   reasoner:file:ID         hash: owner, n, filename, purpose, bytes, created, expires, readers (unfinished batches that
 --                            read it); the bytes are in the folder of the setting files_dir
@@ -46,6 +54,7 @@ local LOOKED = 'reasoner:looked'
 local WAITING = 'reasoner:waiting'
 local FILES = 'reasoner:files'
 local SPANS = 'reasoner:spans'
+local OPEN_BATCHES, ENDED_BATCHES = 'reasoner:batches:open', 'reasoner:batches:ended'
 
 local function now_ms()
   local time = redis.call('TIME')
@@ -307,6 +316,16 @@ local function count_time(id, name, now)
   end
 end
 
+-- Count the end of a job of a batch, or of the feeding of a file's lines. The last of them ends the bill of the batch.
+local function leave_batch(batch, now)
+  if redis.call('HINCRBY', batch_key(batch), 'running', -1) == 0 then
+    redis.call('HSET', batch_key(batch), 'finished', seconds(now))
+    local generated, verified = unpack(
+      redis.call('HMGET', batch_key(batch), 'usage:generated', 'usage:verifier_computed'))
+    charge_quota(batch_key(batch), number(generated) + number(verified))
+  end
+end
+
 -- End a job; all ends go through here. `result` and `failure` are JSON; the terminal event contains all that clients
 -- wait for.
 local function finish(id, status, result, failure)
@@ -331,15 +350,13 @@ local function finish(id, status, result, failure)
   local spent = number(generated) + number(verified)
   charge_quota(job_key(id), spent)
   if batch then
-    leave_share(batch, id, share)
-    redis.call('HSET', job_key(id), 'share', 'ended')
-    redis.call('HINCRBY', batch_key(batch), 'pool', number(granted) - spent)
-    if redis.call('HINCRBY', batch_key(batch), 'running', -1) == 0 then
-      redis.call('HSET', batch_key(batch), 'finished', seconds(now))
-      generated, verified = unpack(
-        redis.call('HMGET', batch_key(batch), 'usage:generated', 'usage:verifier_computed'))
-      charge_quota(batch_key(batch), number(generated) + number(verified))
+    redis.call('ZREM', batch_key(batch) .. ':open', id)
+    if granted then
+      leave_share(batch, id, share)
+      redis.call('HSET', job_key(id), 'share', 'ended')
+      redis.call('HINCRBY', batch_key(batch), 'pool', number(granted) - spent)
     end
+    leave_batch(batch, now)
     distribute_pool(batch)
   end
   redis.call('HINCRBY', STATS, 'finished:' .. status, 1)
@@ -360,6 +377,23 @@ local function finish_cancelled(id)
   finish(id, 'cancelled', redis.call('HGET', job_key(id), 'best') or 'null', 'null')
 end
 
+local function list_batch(batch, owner)
+  local n = redis.call('INCR', 'reasoner:submitted:batches')
+  redis.call('ZADD', 'reasoner:batches', n, batch)
+  redis.call('ZADD', 'reasoner:batches:of:' .. owner, n, batch)
+end
+
+local function delete_batch(batch, owner)
+  redis.call('DEL', batch_key(batch))
+  redis.call('ZREM', 'reasoner:batches', batch)
+  redis.call('ZREM', 'reasoner:batches:of:' .. owner, batch)
+  redis.call('ZREM', ENDED_BATCHES, batch)
+end
+
+local function holds_batch(batch, token)
+  return redis.call('HGET', batch_key(batch), 'token') == token
+end
+
 -- Delete all keys of a job that has ended.
 local function delete_job(id)
   local status, owner, batch = unpack(redis.call('HMGET', job_key(id), 'status', 'owner', 'batch'))
@@ -370,12 +404,9 @@ local function delete_job(id)
   end
   redis.call('ZREM', WEBHOOKS, id)
   redis.call('DEL', job_key(id), job_key(id) .. ':log', job_key(id) .. ':keys')
-  if batch then
-    redis.call('LREM', batch_key(batch) .. ':jobs', 1, id)
+  if batch and redis.call('LREM', batch_key(batch) .. ':jobs', 1, id) == 1 then -- otherwise a line of a file
     if redis.call('EXISTS', batch_key(batch) .. ':jobs') == 0 then -- that was the last job, so delete the batch
-      redis.call('DEL', batch_key(batch))
-      redis.call('ZREM', 'reasoner:batches', batch)
-      redis.call('ZREM', 'reasoner:batches:of:' .. owner, batch)
+      delete_batch(batch, owner)
     end
   end
 end

@@ -10,6 +10,6 @@ for _, index in ipairs(file_indexes(owner, purpose)) do
   redis.call('ZREM', index, id)
 end
 redis.call('ZREM', FILES .. ':expire', id)
-redis.call('HINCRBY', FILES .. ':bytes', owner, -number(bytes))
+redis.call('HINCRBY', FILES .. ':bytes', owner, ms(0 - number(bytes))) -- Lua writes the negative of 0 as -0
 redis.call('DEL', file_key(id))
 return 'ok'

@@ -11,7 +11,9 @@ elseif status ~= 'failed' then
 elseif redis.call('ZCARD', JOBS .. ':queued') >= tonumber(cap) then
   return { 'full' }
 end
-if batch then
+if batch and redis.call('HEXISTS', batch_key(batch), 'input') == 1 then
+  return { 'line' }
+elseif batch then
   -- Take back the tokens that its end returned to the pool.
   local pool, cancelled = unpack(redis.call('HMGET', batch_key(batch), 'pool', 'cancel'))
   local back = number(granted) - spent

@@ -1,0 +1,176 @@
+"""The feeder: takes the batches of files through their stages, in every API process.
+
+A process holds one batch at a time, for a few hundred lines, and lets the others have it then. If it is killed, another
+one, or its successor, goes on after ``LEASE_SECONDS``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import structlog
+from fastapi.exceptions import RequestValidationError
+
+from api.batches.endpoints import ENDPOINTS
+from api.batches.lines import CHUNK_LINES, InvalidLine, RawLine, parse_line, read_chunk
+from api.batches.results import ResultWriter, build_request_id, describe_invalid, describe_refused
+from api.batches.validation import check_file
+from api.http.principal import Principal
+from api.http.problems import INTERNAL, Problem, refusal_problem, validation_problem
+from api.http.state import ServiceState
+from api.http.submission import accept_job
+from api.openai.sent_fields import naming_sent_fields
+from reasoner.admission.refusal import JobRefused
+from workers.config.rate_limits import Quota
+from workers.store.broker_errors import BROKER_DOWN
+from workers.store.file_batches import ClaimLost, FileBatch, FileBatchStore, LineJob
+from workers.store.jobs import NoSuchJob
+
+LEASE_SECONDS = 4.0
+POLL_SECONDS = 0.25
+OUTAGE_SECONDS = 1.0
+MAX_JOBS_IN_FLIGHT = 256
+"""Unfinished jobs of one batch: enough for several workers, and for a shared budget to compare."""
+
+log = structlog.get_logger("reasoner.batches")
+
+
+class BatchFeeder:
+    """Goes on with unfinished batches until ``stop``."""
+
+    def __init__(self, state: ServiceState) -> None:
+        self._state = state
+        self._batches = FileBatchStore(state.store)
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """End ``run``. A batch that is held goes on in another process."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Go on with one batch after the other, again and again."""
+        while not self._stopping.is_set():
+            pause = POLL_SECONDS
+            try:
+                batch = await self._batches.claim(LEASE_SECONDS)
+                if batch is not None:
+                    await self._hold_and_advance(batch)
+                    pause = 0.0
+            except BROKER_DOWN:
+                pause = OUTAGE_SECONDS  # the reaper logs it
+            except ClaimLost as lost:
+                log.info("another process goes on with a batch", batch=str(lost))
+            except Exception:
+                log.exception("a batch could not go on")
+                pause = OUTAGE_SECONDS
+            if pause:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._stopping.wait()
+
+    async def _hold_and_advance(self, batch: FileBatch) -> None:
+        """Do what can be done for a batch now, while the claim is renewed, and let go of it."""
+        advancing = asyncio.create_task(self._advance(batch))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            while not advancing.done():
+                await asyncio.wait({advancing, stopping}, timeout=LEASE_SECONDS / 4, return_when="FIRST_COMPLETED")
+                if self._stopping.is_set() and not advancing.done():
+                    break
+                if not advancing.done():
+                    await self._batches.hold(batch, LEASE_SECONDS)
+        finally:
+            advancing.cancel()
+            stopping.cancel()
+            await asyncio.wait({advancing, stopping})
+        pause = advancing.result() if not advancing.cancelled() else 0.0
+        await self._batches.hold(batch, pause)
+
+    async def _advance(self, batch: FileBatch) -> float:
+        """Do what can be done for a batch now. Return the seconds until there may be more."""
+        if batch.closing is None and batch.is_expired:
+            batch = await self._batches.close(batch, "expired")
+        if batch.stage == "validating":
+            await check_file(batch, self._state)
+            return 0.0
+        if batch.stage == "in_progress":
+            has_fed = False
+            if batch.closing is not None:
+                await self._cancel_jobs(batch)
+            elif batch.fed.index < batch.total:
+                batch, has_fed = await self._feed(batch)
+            batch = await self._write(batch)
+            if batch.written.index < batch.total:
+                return 0.0 if has_fed else POLL_SECONDS
+            await self._batches.finalize(batch)
+        writer = ResultWriter(self._state, batch)
+        await self._batches.end(batch, batch.closing or "completed", outputs=await writer.join())
+        await writer.remove_parts()
+        log.info("batch ended", batch=batch.id, status=batch.closing or "completed")
+        return 0.0
+
+    async def _write(self, batch: FileBatch) -> FileBatch:
+        open_jobs = await self._batches.find_open(batch)
+        num_ended = min(open_jobs.values(), default=batch.total if batch.closing is not None else batch.fed.index)
+        return await ResultWriter(self._state, batch).write_ready(num_ended)
+
+    async def _cancel_jobs(self, batch: FileBatch) -> None:
+        for job_id in await self._batches.find_open(batch):
+            with contextlib.suppress(NoSuchJob):
+                await self._state.store.cancel(job_id)
+
+    async def _feed(self, batch: FileBatch) -> tuple[FileBatch, bool]:
+        """Submit some of the next lines. Return the batch, and True if there may be room for more."""
+        settings = self._state.settings
+        queue_cap = max(1, settings.queue_cap // 2)  # the other half is for jobs that somebody waits for
+        room = min(MAX_JOBS_IN_FLIGHT, queue_cap) - len(await self._batches.find_open(batch))
+        count = min(room, CHUNK_LINES, batch.total - batch.fed.index)
+        if count <= 0:
+            return batch, False
+        path = self._state.files.get_path(batch.input_file_id)
+        lines = await asyncio.to_thread(read_chunk, path, batch.fed, count, settings.body_cap)
+        refused = await self._batches.load_refusals(batch, batch.fed.index, len(lines))
+        jobs = [
+            LineJob(raw.behind) if known is not None else await self._read_line(batch, raw)
+            for raw, known in zip(lines, refused, strict=True)
+        ]
+        quota = settings.limits.for_owner(batch.owner).quota
+        if batch.shares_budget:
+            quota = Quota(jobs=quota.jobs)  # its tokens are reserved for the batch as a whole
+        batch, had_room = await self._batches.feed(batch, jobs, queue_cap=queue_cap, quota=quota)
+        self._state.reaper.wake()
+        return batch, had_room
+
+    async def _read_line(self, batch: FileBatch, raw: RawLine) -> LineJob:
+        """Return the job of a line, or the reason why it cannot become one."""
+        behind = raw.behind
+        try:
+            line = parse_line(raw, batch.endpoint)
+        except InvalidLine as error:
+            return LineJob(behind, refusal=describe_invalid(raw, error))
+        principal = Principal(batch.key_id, batch.owner, frozenset({"jobs:read", "jobs:write"}), batch.models)
+        body, request_id = batch.line_defaults | line.body, build_request_id(batch, raw.index)
+        try:
+            request = await ENDPOINTS[batch.endpoint].read(body, self._state, principal)
+            with naming_sent_fields(request.sent_fields):
+                job = request.build()
+                if "priority" not in job.model_fields_set:
+                    job = job.model_copy(update={"priority": "batch"})
+                spec = await accept_job(job, principal, self._state, in_batch=batch.shares_budget)
+        except JobRefused as refusal:
+            problem = refusal_problem(refusal)
+        except RequestValidationError as error:
+            problem = validation_problem(error.errors(), body, None)
+        except Problem as found:
+            problem = found
+        except BROKER_DOWN:
+            raise
+        except Exception:  # as of a request, so that one line cannot keep the others from running
+            log.exception("request failed", request_id=request_id)
+            problem = INTERNAL
+        else:
+            return LineJob(behind, batch.job_id(raw.index), spec, request.form)
+        status, answer = ENDPOINTS[batch.endpoint].describe(problem, request_id)
+        response = {"status_code": status, "request_id": request_id, "body": answer}
+        return LineJob(behind, refusal=describe_refused(raw, line.custom_id, response))
