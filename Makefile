@@ -4,11 +4,12 @@ VLLM ?= build/vllm
 LITELLM ?= build/litellm
 ROUTERS ?= build/routers
 CLIENTS ?= build/clients
+TRAINING ?= build/training
 LLAMACPP ?= build/llamacpp
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-real test-vllm test-clients test-tools test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-thinking bench-verifiers bench-tools bench-batch bench-service bench-vllm bench-real gpu clean
+.PHONY: help demo test test-long test-real test-vllm test-clients test-training test-tools test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-thinking bench-verifiers bench-tools bench-batch bench-service bench-vllm bench-real gpu clean
 
 help:
 	@echo "make demo            solve sample problems with every part of the service running on this machine"
@@ -17,6 +18,7 @@ help:
 	@echo "make test-real       compare a public model with transformers (installs 98 MB)"
 	@echo "make test-vllm       run the clients and the service on a real vLLM and servers beside it (installs 5 GB into build/)"
 	@echo "make test-clients    run the ordinary examples of other people's clients (installs 600 MB into build/)"
+	@echo "make test-training   train for a step on exported rows with TRL, and take them as verl does (installs 1.5 GB into build/)"
 	@echo "make test-tools      run the tests of benchmarks and recipes"
 	@echo "make test-failed     run again, alone, what failed in the run before"
 	@echo "make check           check style, types and import contracts"
@@ -103,6 +105,15 @@ $(CLIENTS)/.installed-node: tests/clients/package.json tests/clients/package-loc
 	@mkdir -p $(CLIENTS) && cp $^ $(CLIENTS)
 	@npm ci --prefix $(CLIENTS) --ignore-scripts --no-audit --no-fund --loglevel=error && touch $@ \
 		|| echo "The clients for Node could not be installed: their tests are skipped"
+
+test-training: .venv/.installed-test $(TRAINING)/.installed
+	@TRAINING_ENVIRONMENT=$(TRAINING) $(BIN)/python -m pytest -m clients -v -rs tests/clients/test_training_data.py
+
+$(TRAINING)/.installed: tests/clients/training/requirements.txt
+	@echo "Installing TRL and verl into $(TRAINING) ..."
+	@python3 -m venv $(TRAINING)
+	@$(TRAINING)/bin/python -m pip install --quiet --disable-pip-version-check -r $< && touch $@ \
+		|| echo "TRL and verl could not be installed: their test is skipped"
 
 test-failed: .venv/.installed-test
 	@$(BIN)/python -m tests.run --failed

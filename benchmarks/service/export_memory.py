@@ -128,7 +128,7 @@ def count_jobs(out: Path, jobs: int) -> int:
 
 
 async def prepare(url: str, jobs: int) -> None:
-    store = JobStore(url)
+    store = JobStore(url, retry_seconds=60.0)  # a busy machine is not an outage
     try:
         await fill(store, jobs)
     finally:

@@ -17,6 +17,7 @@ PAGES = {
     "recipes/bundled/README.md": "recipes/bundled.md",
     "recipes/prm/README.md": "recipes/prm.md",
     "recipes/speculation/README.md": "recipes/speculation.md",
+    "recipes/wheel/README.md": "recipes/wheel.md",
 }
 """Pages outside ``docs/`` that the site has too, by their place in it."""
 _FILES = "files"
