@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from api.cli.jobs import open_service
 from api.cli.options import Connection, expand_options
 from workers.processes.quiet_imports import end_quietly
+from workers.processes.shutdown import run
 
 
 @expand_options
@@ -19,4 +18,4 @@ def mcp(service: Connection) -> None:
     with end_quietly():
         from api.mcp.stdio import serve_stdio
     with open_service(service, None) as (client, _):
-        asyncio.run(serve_stdio(client.url, service.key))
+        run(serve_stdio(client.url, service.key))

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE
 from typing import Any
 
 import httpx
@@ -55,6 +59,27 @@ async def test_a_call_that_its_client_gives_up_cancels_the_job(
     assert job["status"] == "cancelled"
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+async def test_a_signal_ends_the_command_and_the_job_that_a_call_waits_for(
+    address: str, http: httpx.AsyncClient, number: signal.Signals, status: int
+) -> None:
+    client = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    messages = [
+        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": client},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "solve", "arguments": QUESTION}},
+    ]
+    command = (sys.executable, "-m", "api.cli.main", "mcp", "--url", address)
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    assert process.stdin is not None
+    process.stdin.write("".join(f"{json.dumps(message)}\n" for message in messages).encode())
+    job_id = await wait_for_job(http)
+    process.send_signal(number)
+    async with asyncio.timeout(200):
+        assert await process.wait() == status
+    assert (await http.get(f"/v1/jobs/{job_id}", params={"wait": 30})).json()["status"] == "cancelled"
+
+
 async def test_a_task_outlasts_the_process_that_began_it(
     address: str, http: httpx.AsyncClient, store: JobStore, worker: None
 ) -> None:
@@ -62,7 +87,7 @@ async def test_a_task_outlasts_the_process_that_began_it(
     options = ("--url", address, "--key", key)
     async with launch(*options, tasks=True) as client:
         task = await create_task(client, seed=1)
-        doomed = await create_task(client, priority=None, seed=2)
+        doomed = await create_task(client, seed=2)
         await send_task_request(client.session, "tasks/cancel", doomed.task_id)
     async with launch(*options, tasks=True) as client:
         ended = await wait_for_end(client, task.task_id)

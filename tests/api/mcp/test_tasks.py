@@ -28,7 +28,7 @@ METHODS = ("tasks/get", "tasks/update", "tasks/cancel")
 
 async def wait_for_end(client: Client, task_id: str) -> Task:
     """Poll a task until it has ended, as often as it suggests."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         while True:
             task = await get_task(client.session, task_id)
             if task.status != "working":

@@ -29,7 +29,7 @@ def read_text(result: CallToolResult) -> str:
 async def wait_for_job(http: httpx.AsyncClient) -> str:
     """Return the id of the only job, once it is submitted."""
     jobs: list[dict[str, Any]] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         while not jobs:
             jobs = (await http.get("/v1/jobs")).json()["data"]
     return str(jobs[0]["id"])
@@ -118,7 +118,7 @@ async def test_a_job_in_the_background_is_waited_for_with_its_id(
         begun: Any = (await client.call_tool("solve", QUESTION | {"background": True})).structured_content
         assert begun["job_id"] in begun["next_step"]
         ended: Any = None
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             while ended is None or ended["status"] in ("queued", "in_progress"):
                 arguments = {"job_id": begun["job_id"], "wait_seconds": 20}
                 ended = (await client.call_tool("job", arguments)).structured_content
