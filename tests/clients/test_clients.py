@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.clients.conftest import Run
+from tests.clients.conftest import Await, Run
 from tests.clients.upstream import ARGUMENTS, CAPITAL, PERSON, Upstream
 
+RUNS = "chat, stream, second turn, tool, structured output, error, cancel"
 CONVERSATION = {
     "plain": CAPITAL,
     "stream": CAPITAL,
@@ -34,40 +35,60 @@ def _no_narration(upstream: Upstream) -> Iterator[None]:
     assert not [message for message in messages if "Searching by" in str(message) or "<think>" in str(message)]
 
 
-def test_openai_in_python(run: Run) -> None:
+@pytest.mark.client(name="OpenAI (Python)", package="openai", runs=RUNS)
+def test_openai_in_python(run: Run, await_cancelled: Await) -> None:
     found = run("openai_python.py")
-    assert found["chat"] == CONVERSATION | EMPTY_RESULT | {"cut": "LengthFinishReasonError"}
+    await_cancelled(2)
+    error = {"error": "NotFoundError"}
+    assert found["chat"] == CONVERSATION | EMPTY_RESULT | error | {"cut": "LengthFinishReasonError"}
     cut = ["incomplete", "max_output_tokens"]
     referenced = {"referenced": CONVERSATION["tool"]}
-    assert found["responses"] == CONVERSATION | EMPTY_RESULT | referenced | {"cut": cut}
+    assert found["responses"] == CONVERSATION | EMPTY_RESULT | referenced | error | {"cut": cut}
 
 
-def test_openai_in_node(run: Run) -> None:
+@pytest.mark.client(name="OpenAI (Node)", package="npm:openai", runs=RUNS)
+def test_openai_in_node(run: Run, await_cancelled: Await) -> None:
     found = run("openai_node.mjs")
+    await_cancelled(2)
     assert found["chat"] == CONVERSATION | {"cut": "LengthFinishReasonError"}
     assert found["responses"] == CONVERSATION | {"cut": "incomplete"}
     assert found["errors"] == [[404, False]] * 4
 
 
+@pytest.mark.client(name="AI SDK", package="npm:ai", runs=RUNS.removesuffix(", cancel"))
 def test_the_ai_sdk(run: Run) -> None:
-    expected: dict[str, Any] = CONVERSATION | {"cut": "length"}
+    expected: dict[str, Any] = CONVERSATION | {"cut": "length", "error": "AI_APICallError"}
     assert run("ai_sdk.mjs") == {"responses": expected, "chat": expected, "compatible": expected}
 
 
-def test_litellm(run: Run) -> None:
-    assert run("litellm_client.py") == CONVERSATION | {"cut": "length", "too_long": "ContextWindowExceededError"}
+@pytest.mark.client(name="LiteLLM, as openai/", package="litellm", runs=RUNS)
+def test_litellm(run: Run, await_cancelled: Await) -> None:
+    errors = {"cut": "length", "error": "NotFoundError", "too_long": "ContextWindowExceededError"}
+    assert run("litellm_client.py") == CONVERSATION | errors
+    await_cancelled(1)
 
 
-def test_langchain(run: Run) -> None:
-    expected = CONVERSATION | {"parsed_by_function": PERSON, "too_long": True}
+@pytest.mark.client(name="LiteLLM, as a provider", package="litellm", runs="chat, stream, second turn, error")
+def test_litellm_with_a_provider_of_ours(run: Run) -> None:
+    expected = {name: CONVERSATION[name] for name in ("plain", "stream", "second")}
+    assert run("litellm_provider.py") == expected | {"error": True}
+
+
+@pytest.mark.client(name="LangChain", package="langchain-openai", runs=RUNS)
+def test_langchain(run: Run, await_cancelled: Await) -> None:
+    expected = CONVERSATION | {"parsed_by_function": PERSON, "error": True, "too_long": True}
     assert run("langchain_client.py") == {"chat": expected, "responses": expected}
+    await_cancelled(2)
 
 
+@pytest.mark.client(name="Pydantic AI", package="pydantic-ai-slim", runs=RUNS.removesuffix(", cancel"))
 def test_pydantic_ai(run: Run) -> None:
-    expected = CONVERSATION | {"parsed_by_function": PERSON}
+    expected = CONVERSATION | {"parsed_by_function": PERSON, "error": "ModelHTTPError"}
     assert run("pydantic_ai_client.py") == {"chat": expected, "responses": expected}
 
 
+@pytest.mark.client(name="instructor", package="instructor", runs="chat, stream, second turn, structured output, error")
 def test_instructor(run: Run) -> None:
     expected = {"plain": PERSON, "stream": PERSON, "second": PERSON, "cut": "IncompleteOutputException", "real": True}
+    expected |= {"error": "InstructorRetryException"}
     assert run("instructor_client.py") == {"tools": expected, "json": expected}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,8 @@ PERSON = {"name": "Ada", "age": 36}
 ARGUMENTS = {"city": "Paris"}
 CUT = "cut"
 """A question with this word gets an answer that ends in the middle."""
+ENDLESS, ENDLESS_WORDS = "endless", 1200
+"""A question with this word gets an answer that takes a minute, unless its client goes away."""
 
 
 @dataclass
@@ -47,12 +50,16 @@ class Upstream:
         return StreamingResponse(_stream(body), media_type="text/event-stream")
 
 
-def _stream(body: dict[str, Any]) -> Iterator[str]:
+async def _stream(body: dict[str, Any]) -> AsyncIterator[str]:
     common = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": MODEL}
 
     def send(choices: list[dict[str, Any]], **more: Any) -> str:
         return f"data: {json.dumps(common | {'choices': choices} | more)}\n\n"
 
+    if ENDLESS in str(body["messages"][-1]["content"]):
+        for _ in range(ENDLESS_WORDS):
+            yield send([{"index": 0, "delta": {"content": "and "}, "finish_reason": None}])
+            await asyncio.sleep(0.05)
     delta = _answer(body)
     yield send([{"index": 0, "delta": {"role": "assistant", **delta}, "finish_reason": None}])
     is_cut = CUT in str(body["messages"][-1]["content"])

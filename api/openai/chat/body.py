@@ -54,6 +54,7 @@ class ChatMessage(StrictModel):
     audio: None = None
     function_call: None = None
     name: Neutral = None
+    type: Neutral = None
     cache_control: Neutral = None
     reasoning: Neutral = None
     reasoning_content: Neutral = None

@@ -50,6 +50,7 @@ def read_response(*items: dict[str, Any]) -> list[dict[str, Any]]:
         ({"role": "assistant", "content": "4", "tool_calls": [], "function_call": None, "parsed": {"a": 1}}, "4"),
         ({"role": "assistant", "content": f"<think>\n{NARRATION}\n</think>\n\n4"}, "4"),
         ({"role": "user", "content": "hi", "name": "ada"}, "hi"),
+        ({"role": "user", "content": "hi", "type": "text"}, "hi"),  # of lm-evaluation-harness up to 0.4.9
         ({"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}, "hi"),
         ({"role": "system", "content": "hi", "cache_control": {"type": "ephemeral"}}, "hi"),
         ({"role": "user", "content": [{"type": "text", "text": ""}, {"type": "text", "text": "hi"}]}, "hi"),

@@ -34,6 +34,11 @@ async function run(make) {
   found.tool = called.text;
   found.parsed = (await ask([question], { output: person })).output;
   found.cut = (await ask([{ role: "user", content: "cut" }])).finishReason;
+  try {
+    await generateText({ model: make("nobody"), messages: [question], maxRetries: 0 });
+  } catch (error) {
+    found.error = error.name;
+  }
   const real = { model: make(realModel), maxOutputTokens: 400 };
   const words = await ask([sum], real);
   const history = [sum, ...words.response.messages, weather, ...called.response.messages];

@@ -45,6 +45,10 @@ def run(mode: instructor.Mode) -> dict[str, Any]:
         )
     except Exception as error:
         found["cut"] = type(error).__name__
+    try:
+        client.chat.completions.create(model="nobody", messages=[question], response_model=Person, max_retries=0)
+    except Exception as error:
+        found["error"] = type(error).__name__
     real = plain.chat.completions.create(model=REAL_MODEL, messages=[*history[:-1], SUM], max_tokens=400)
     found["real"] = bool(real.choices[0].message.content)
     return found

@@ -47,6 +47,13 @@ def run(**settings: Any) -> dict[str, Any]:
     found["parsed"] = model.with_structured_output(Person).invoke([question]).model_dump()  # type: ignore[union-attr]
     by_function = model.with_structured_output(Person, method="function_calling")
     found["parsed_by_function"] = by_function.invoke([question]).model_dump()  # type: ignore[union-attr]
+    try:
+        ChatOpenAI(model="nobody", **common).invoke([question])
+    except Exception as error:
+        found["error"] = "nobody" in str(error)
+    chunks = model.stream("Tell an endless story.")
+    next(chunks)
+    chunks.close()  # type: ignore[attr-defined]  # a generator: it ends the request, and the job behind it
     real = ChatOpenAI(model=REAL_MODEL, max_tokens=400, **common)
     first = real.invoke(SUM)
     found["real"] = bool(real.invoke([HumanMessage(SUM), first, weather, call, *results, HumanMessage(SUM)]).text)

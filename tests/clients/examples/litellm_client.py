@@ -49,6 +49,13 @@ try:
     ask(REAL_MODEL, messages=[{"role": "user", "content": "word " * 5000}])
 except litellm.ContextWindowExceededError as error:
     found["too_long"] = type(error).__name__
+try:
+    ask("nobody", messages=[QUESTION])
+except (litellm.NotFoundError, litellm.BadRequestError) as error:
+    found["error"] = type(error).__name__
+chunks = ask(messages=[{"role": "user", "content": "Tell an endless story."}], stream=True)
+next(iter(chunks))
+chunks.completion_stream.close()  # ends the request, and the job behind it
 short = {"model": REAL_MODEL, "max_tokens": 400}
 first = ask(messages=[SUM], **short).choices[0].message
 more = [SUM, first.model_dump(), WEATHER, call, *results, SUM]

@@ -11,6 +11,7 @@ const parameters = { type: "object", properties: { city: { type: "string" } }, r
 const tool = { type: "function", function: { name: "get_weather", parameters, strict: true } };
 const flat = { type: "function", ...tool.function };
 const Person = z.object({ name: z.string(), age: z.number() });
+const endless = { role: "user", content: "Tell an endless story." };
 const again = { role: "user", content: "And what did I ask?" };
 const sum = { role: "user", content: "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 45." };
 
@@ -39,6 +40,8 @@ async function chat() {
   const format = { response_format: zodResponseFormat(Person, "person") };
   found.parsed = (await client.chat.completions.parse({ model, messages: [question], ...format })).choices[0].message.parsed;
   found.cut = await nameOf(client.chat.completions.parse({ model, messages: [{ role: "user", content: "cut" }], ...format }));
+  for await (const _ of await client.chat.completions.create({ model, messages: [endless], stream: true }))
+    break; // which ends the request, and the job behind it
   const real = { model: realModel, max_tokens: 400 };
   const words = await ask([sum], real);
   found.real = Boolean((await ask([sum, words, weather, call, ...results, sum], real)).content);
@@ -62,6 +65,7 @@ async function responses() {
   const format = { format: zodTextFormat(Person, "person") };
   found.parsed = (await client.responses.parse({ model, input: [question], text: format })).output_parsed;
   found.cut = (await ask("cut")).status;
+  for await (const _ of await ask([endless], { stream: true })) break;
   const real = { model: realModel, max_output_tokens: 400 };
   const words = await ask([sum], real);
   found.real = Boolean((await ask([sum, ...words.output, weather, ...call.output, ...results, sum], real)).output_text);

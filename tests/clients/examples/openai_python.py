@@ -13,6 +13,7 @@ BASE, MODEL, REAL_MODEL = sys.argv[1:]
 client = openai.OpenAI(base_url=BASE, api_key="none", max_retries=0, timeout=120)
 QUESTION: Any = {"role": "user", "content": "What is the capital of France?"}
 SUM: Any = {"role": "user", "content": "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 45."}
+ENDLESS: Any = {"role": "user", "content": "Tell an endless story."}
 WEATHER: Any = {"role": "user", "content": "How is the weather in Paris?"}
 PARAMETERS = {
     "type": "object",
@@ -54,6 +55,9 @@ def run_chat() -> dict[str, Any]:
             model=MODEL, messages=[{"role": "user", "content": "cut"}], response_format=Person
         )
     )
+    found["error"] = cut_error(lambda: client.chat.completions.create(model="nobody", messages=[QUESTION]))
+    with client.chat.completions.create(model=MODEL, messages=[ENDLESS], stream=True) as chunks:
+        next(iter(chunks))  # leaving the block ends the request, and the job behind it
     real: Any = {"model": REAL_MODEL, "max_tokens": 400}
     first = client.chat.completions.create(messages=[SUM], **real)
     assert first.choices[0].message.content
@@ -101,6 +105,9 @@ def run_responses() -> dict[str, Any]:
     found["parsed"] = parsed.output_parsed and parsed.output_parsed.model_dump()
     cut = client.responses.create(model=MODEL, input="cut")
     found["cut"] = [cut.status, cut.incomplete_details and cut.incomplete_details.reason]
+    found["error"] = cut_error(lambda: client.responses.create(model="nobody", input="Who?"))
+    with client.responses.create(model=MODEL, input=[ENDLESS], stream=True) as events:
+        next(iter(events))
     real: Any = {"model": REAL_MODEL, "max_output_tokens": 400}
     first = client.responses.create(input=[SUM], **real)
     more: Any = [SUM, *first.output, WEATHER, *call.output, *results, SUM]

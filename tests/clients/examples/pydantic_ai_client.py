@@ -44,6 +44,10 @@ async def run(make: Any) -> dict[str, Any]:
     found["tool"] = called.output
     found["parsed"] = (await Agent(model, output_type=NativeOutput(Person)).run("Who?")).output.model_dump()
     found["parsed_by_function"] = (await Agent(model, output_type=Person).run("Who?")).output.model_dump()
+    try:
+        await Agent(make("nobody", provider=OpenAIProvider(base_url=BASE, api_key="none"))).run("Who?")
+    except Exception as error:
+        found["error"] = type(error).__name__
     settings: Any = {"max_tokens": 400}
     words = await Agent(real).run(SUM, model_settings=settings)
     history = [*words.all_messages(), *called.all_messages()]
