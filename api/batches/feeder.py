@@ -95,14 +95,14 @@ class BatchFeeder:
             await check_file(batch, self._state)
             return 0.0
         if batch.stage == "in_progress":
-            has_fed = False
+            has_fed, before = False, batch.written
             if batch.closing is not None:
                 await self._cancel_jobs(batch)
             elif batch.fed.index < batch.total:
                 batch, has_fed = await self._feed(batch)
             batch = await self._write(batch)
             if batch.written.index < batch.total:
-                return 0.0 if has_fed else POLL_SECONDS
+                return 0.0 if has_fed or batch.written != before else POLL_SECONDS
             await self._batches.finalize(batch)
         writer = ResultWriter(self._state, batch)
         await self._batches.end(batch, batch.closing or "completed", outputs=await writer.join())

@@ -26,6 +26,8 @@ from workers.store.file_batches import FileBatch, FileBatchStore
 from workers.store.jobs import NoSuchJob
 
 PART_LINES = 200
+MAX_PARTS = 10
+"""Parts that are written before other batches have their turn."""
 OUTPUT, ERROR = "output", "error"
 log = structlog.get_logger("reasoner.batches")
 _CLOSED = {
@@ -68,14 +70,13 @@ class ResultWriter:
         self._folder = state.files.get_path(batch.id)
 
     async def write_ready(self, num_ended: int) -> FileBatch:
-        """Write the parts of which all lines have ended, that is of the first ``num_ended``. Return the batch."""
-        batch = self._batch
-        while (start := batch.written.index) < batch.total:
-            end = min(start + PART_LINES, batch.total)
-            if end > num_ended:
+        """Write some parts of which all lines have ended, that is of the first ``num_ended``. Return the batch."""
+        for _ in range(MAX_PARTS):
+            end = min(self._batch.written.index + PART_LINES, self._batch.total)
+            if end > num_ended or self._batch.written.index == end:
                 break
-            batch = self._batch = await self._write_part(batch, end)
-        return batch
+            self._batch = await self._write_part(self._batch, end)
+        return self._batch
 
     async def join(self) -> list[tuple[str, str, int]]:
         """Join the parts to the files of results that are not empty: each with its field, its id and its length."""
@@ -122,6 +123,8 @@ class ResultWriter:
         endpoint = ENDPOINTS[self._batch.endpoint]
         job_id, closing = self._batch.job_id(raw.index), self._batch.closing
         try:
+            if raw.index >= self._batch.fed.index:  # the batch was closed before it became a job
+                raise NoSuchJob(job_id)
             job = await self._state.store.get(job_id)
             if closing is not None and job["status"] == "cancelled":
                 raise NoSuchJob(job_id)
