@@ -31,11 +31,11 @@ from reasoner.sandbox.lockdown import check_lockdown
 from reasoner.search.calls.functions import list_functions, open_function_reader
 from reasoner.search.calls.runner import CallRunner
 from reasoner.search.context import SearchContext
-from reasoner.search.policies.call_format import find_model_format, find_python_format, resolve_python
+from reasoner.search.policies.call_format import find_python_format, resolve_python
 from reasoner.search.policies.forced_calls import force_calls
 from reasoner.search.policies.policy import Policy, tokenize_problem
 from reasoner.search.policies.selection import policy_selector, policy_selectors, verifier_selector
-from reasoner.search.policies.thoughts import find_thought_format
+from reasoner.search.policies.thoughts import find_own_thoughts
 from reasoner.search.policies.tool_messages import find_tool_messages
 from reasoner.search.prefix_pin import PrefixPin
 from reasoner.search.search import Search
@@ -185,12 +185,8 @@ async def _open_policies(
     writes = Feature.CANDIDATES not in STRATEGIES[spec.strategy.name].supports
     for selector, weight in policy_selectors(spec):
         model = selector.find(served.values())
-        own = find_model_format(spec, model) if spec.functions else find_python_format(spec)
-        has_channels = own is not None and own.has_channels
-        # A thought in channels ends with the message to the user or with a call, of which no end can be injected.
         # Those of a client's candidates are found in their texts.
-        is_split = writes and not has_channels
-        thoughts = await find_thought_format(engine, model, spec.thoughts) if is_split else None
+        thoughts = await find_own_thoughts(spec, engine, model) if writes else None
         check_opened_policy(spec, model, thoughts)
         check_budget(spec.budget, model.id, model, prices)
         policies.append(Policy(model, spec.sampling.fill(model.sampling), thoughts, weight))

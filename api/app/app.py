@@ -11,8 +11,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
+from api.anthropic import routes as messages_routes
+from api.anthropic.errors import ANTHROPIC_ERRORS, AnthropicHeadersMiddleware
 from api.app.openapi import extend_openapi
 from api.batches.feeder import BatchFeeder
+from api.conversation.error_format import ErrorFormatMiddleware
 from api.http.authentication import AuthenticationMiddleware
 from api.http.limits import RateLimitMiddleware
 from api.http.middleware import (
@@ -30,7 +33,7 @@ from api.mcp.endpoint import McpEndpoint
 from api.mcp.errors import PATH as MCP_PATH
 from api.mcp.errors import McpErrorMiddleware
 from api.openai.chat import routes as chat_routes
-from api.openai.errors import OpenAIErrorMiddleware
+from api.openai.errors import OPENAI_ERRORS
 from api.openai.responses import routes as responses_routes
 from api.routes import batches, export, files, jobs, keys, pages, selections, service
 from engine.protocol.types import EngineClient
@@ -112,7 +115,10 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
 
 def _add_routes(app: FastAPI, mcp: McpEndpoint) -> None:
     # The export is before /v1/jobs/{job_id}, which matches it too.
-    for routes in (export, jobs, selections, batches, files, keys, chat_routes, responses_routes, service, pages):
+    for routes in (
+        *(export, jobs, selections, batches, files, keys),
+        *(chat_routes, responses_routes, messages_routes, service, pages),
+    ):
         # An included router builds all of its routes again at its first request, for a third of a second.
         app.router.routes.extend(routes.router.routes)
     app.router.routes.append(Route(MCP_PATH, mcp, include_in_schema=False))
@@ -141,7 +147,8 @@ def _list_middleware(settings: Settings) -> list[Middleware]:
         *_allow_origins(settings),
         Middleware(SubPathMiddleware, root_path=settings.root_path),
         Middleware(SecurityHeadersMiddleware),
-        Middleware(OpenAIErrorMiddleware),
+        Middleware(AnthropicHeadersMiddleware),
+        Middleware(ErrorFormatMiddleware, formats=[ANTHROPIC_ERRORS, OPENAI_ERRORS]),
         Middleware(McpErrorMiddleware),
         Middleware(RequestLogMiddleware),
         Middleware(AuthenticationMiddleware, settings=settings),
@@ -155,7 +162,10 @@ def _allow_origins(settings: Settings) -> list[Middleware]:
     """Return the middleware that lets pages of the configured origins call the API; none without any."""
     if not settings.cors_origins:
         return []
-    exposed = ("Location", "Retry-After", "RateLimit", "RateLimit-Policy", "X-Request-ID", "Idempotency-Replayed")
+    exposed = (
+        *("Location", "Retry-After", "RateLimit", "RateLimit-Policy"),
+        *("X-Request-ID", "Request-Id", "Idempotency-Replayed"),
+    )
     return [
         Middleware(
             CORSMiddleware,

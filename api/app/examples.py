@@ -14,6 +14,7 @@ _RECORDED: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_
 PATH_PARAMETERS: dict[str, str] = _RECORDED["path_parameters"]
 """Values of path parameters by name."""
 PROBLEM: dict[str, Any] = _RECORDED["problem"]
+ANTHROPIC_ERROR: dict[str, Any] = _RECORDED["anthropic_error"]
 OPENAI_ERROR: dict[str, Any] = _RECORDED["openai_error"]
 BODIES: dict[str, dict[str, Any]] = _RECORDED["bodies"]
 """Request bodies by call, such as ``POST /v1/jobs``, for routes that declare none themselves."""

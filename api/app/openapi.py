@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from api.anthropic.errors import is_anthropic_path
 from api.app import examples
 from api.http.problems import MEDIA_TYPE
 from api.openai.errors import is_openai_path
@@ -41,7 +42,9 @@ def _complete_operation(method: str, path: str, operation: Document) -> None:
     responses = operation["responses"]
     error = next(iter(responses["default"]["content"].values()))
     responses["default"]["description"] = "What was wrong, where, and what would be right"
-    if is_openai_path(path):
+    if is_anthropic_path(path):
+        responses["default"]["content"] = {"application/json": error | {"example": examples.ANTHROPIC_ERROR}}
+    elif is_openai_path(path):
         responses["default"]["content"] = {"application/json": error | {"example": examples.OPENAI_ERROR}}
     else:
         responses["default"]["content"] = {MEDIA_TYPE: error | {"example": examples.PROBLEM}}

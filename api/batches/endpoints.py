@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from api.conversation.failures import failure_problem
+from api.conversation.narration import Narration
 from api.http.principal import Principal
 from api.http.problems import Problem, problem_document, validation_problem
 from api.http.state import ServiceState
 from api.openai.chat.answer import build_completion
 from api.openai.chat.body import ChatBody
-from api.openai.errors import describe_error, failure_problem
-from api.openai.narration import Narration
+from api.openai.errors import describe_error
 from api.openai.responses.body import EchoedFields, ResponseBody
 from api.openai.responses.history import load_conversation, resolve_references
 from api.openai.responses.object import Response

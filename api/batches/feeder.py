@@ -16,11 +16,11 @@ from api.batches.endpoints import ENDPOINTS
 from api.batches.lines import CHUNK_LINES, InvalidLine, RawLine, parse_line, read_chunk
 from api.batches.results import ResultWriter, build_request_id, describe_invalid, describe_refused
 from api.batches.validation import check_file
+from api.conversation.sent_fields import naming_sent_fields
 from api.http.principal import Principal
 from api.http.problems import INTERNAL, Problem, refusal_problem, validation_problem
 from api.http.state import ServiceState
 from api.http.submission import accept_job
-from api.openai.sent_fields import naming_sent_fields
 from reasoner.admission.refusal import JobRefused
 from workers.config.rate_limits import Quota
 from workers.store.broker_errors import BROKER_DOWN

@@ -90,8 +90,7 @@ class AuthenticationMiddleware:
     async def _authenticate(self, scope: Scope) -> Principal:
         state: ServiceState = scope["app"].state.service
         keys = KeyStore(state.store)
-        scheme, _, credentials = Headers(scope=scope).get("authorization", "").partition(" ")
-        token = credentials.strip() if scheme.lower() == "bearer" else ""
+        token = _read_token(Headers(scope=scope))
         if (configured := self._find_configured(token)) is not None:
             return configured
         if (stored := await keys.find(token)) is not None:
@@ -101,7 +100,9 @@ class AuthenticationMiddleware:
             return Principal(stored.id, stored.owner, frozenset(stored.scopes), models)
         if self._configured_digests or not self._is_loopback or await keys.has_any():
             reason = "this API key is unknown" if token else "there is no API key"
-            raise _create_unauthorized(f"{reason}: send one of this service's keys as 'Authorization: Bearer KEY'")
+            raise _create_unauthorized(
+                f"{reason}: send one of this service's keys as 'Authorization: Bearer KEY', or as 'x-api-key: KEY'"
+            )
         _check_host(scope)
         return LOCAL_PRINCIPAL
 
@@ -109,6 +110,12 @@ class AuthenticationMiddleware:
         digest = _hash_token(token)
         matches = [hmac.compare_digest(digest, configured) for configured in self._configured_digests]  # constant time
         return Principal(f"config_{digest.hex()[:16]}", "config", SCOPES) if any(matches) else None
+
+
+def _read_token(headers: Headers) -> str:
+    """Return the key of a request: a bearer token, else Anthropic's header; empty without any."""
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    return (credentials if scheme.lower() == "bearer" else headers.get("x-api-key", "")).strip()
 
 
 def _check_host(scope: Scope) -> None:

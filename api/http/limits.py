@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
@@ -20,6 +21,26 @@ from workers.store.broker_errors import BROKER_DOWN
 from workers.store.jobs import JobStore
 
 _RETRY_SECONDS = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsLeft:
+    """The rest of a key's bucket of requests, after the one that is being answered."""
+
+    rate: float
+    """Requests a second that are added to it."""
+    burst: int
+    left: int
+    full_seconds: int
+    """Time after which the bucket is full."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The fields of draft-ietf-httpapi-ratelimit-headers-10."""
+        return {
+            "RateLimit-Policy": f'"requests";q={self.burst};w={math.ceil(self.burst / self.rate)}',
+            "RateLimit": f'"requests";r={self.left};t={self.full_seconds}',
+        }
 
 
 class RateLimitMiddleware:
@@ -41,7 +62,10 @@ class RateLimitMiddleware:
         limits, rate_headers = state.settings.limits.for_owner(principal.owner), {}
         try:
             if limits.bucket is not None:
-                rate_headers = await _take_token(state.store, principal.key_id, *limits.bucket)
+                left, wait_seconds = await _take_token(state.store, principal.key_id, *limits.bucket)
+                scope["state"]["requests_left"], rate_headers = left, left.headers
+                if wait_seconds is not None:
+                    raise _rate_limited_by(left, wait_seconds)
             if self._num_open[principal.key_id] >= limits.streams:
                 detail = f"{limits.streams} requests of this key are open, which is its limit: wait for one to end"
                 raise _rate_limited(detail, _RETRY_SECONDS)
@@ -143,21 +167,19 @@ def _refuse(errors: list[tuple[str, str]]) -> None:
         raise Problem(422, "over-limit", "; ".join(f"{field}: {message}" for field, message in errors), errors=errors)
 
 
-async def _take_token(store: JobStore, key_id: str, rate: float, burst: int) -> dict[str, str]:
-    """Take a token out of a bucket and return the headers about it. Raises ``Problem`` when the bucket is empty."""
+async def _take_token(store: JobStore, key_id: str, rate: float, burst: int) -> tuple[RequestsLeft, int | None]:
+    """Take a token out of a bucket. Return what is left, and the seconds to wait if the bucket is empty."""
     is_admitted, left, wait_ms, full_ms = await store.script("admit", key_id, repr(rate), burst)
-    headers = {
-        "RateLimit-Policy": f'"requests";q={burst};w={math.ceil(burst / rate)}',
-        "RateLimit": f'"requests";r={left};t={math.ceil(full_ms / 1000)}',
-    }
-    if not is_admitted:
-        wait_seconds = str(max(1, math.ceil(wait_ms / 1000)))
-        detail = (
-            f"this key may send {rate:g} requests a second on average and {burst} at once: try again in "
-            f"{wait_seconds} s"
-        )
-        raise _rate_limited(detail, wait_seconds, headers)
-    return headers
+    wait_seconds = None if is_admitted else max(1, math.ceil(wait_ms / 1000))
+    return RequestsLeft(rate, burst, left, math.ceil(full_ms / 1000)), wait_seconds
+
+
+def _rate_limited_by(left: RequestsLeft, wait_seconds: int) -> Problem:
+    detail = (
+        f"this key may send {left.rate:g} requests a second on average and {left.burst} at once: try again in "
+        f"{wait_seconds} s"
+    )
+    return _rate_limited(detail, str(wait_seconds), left.headers)
 
 
 def _rate_limited(detail: str, retry_after: str, headers: Mapping[str, str] | None = None) -> Problem:

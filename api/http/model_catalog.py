@@ -12,8 +12,9 @@ from engine.protocol.request_checks import PromptTooLong
 from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest, ModelInfo
 from engine.remote.health import Health, ReplicaHealth
 from reasoner.jobs.spec import JobSpec
-from reasoner.search.policies.policy import tokenize_problem
+from reasoner.search.policies.policy import render_problem, tokenize_problem
 from reasoner.search.policies.selection import policy_selectors
+from reasoner.search.policies.thoughts import find_own_thoughts
 
 CACHE_SECONDS = 5.0
 TIMEOUT_SECONDS = 0.8
@@ -70,6 +71,37 @@ class ModelCatalog:
         except InvalidRequest:
             return None  # another fault, which the worker reports
         return None
+
+    async def count_prompt_tokens(self, spec: JobSpec) -> int:
+        """Return the number of tokens of a resolved job's question, as its first model gets it.
+
+        Raises ``InvalidRequest`` if its server counts no tokens, and ``EngineError`` if it does not answer in time.
+        """
+        served = {info.id: info for info in await self.models()}
+        selector, _ = policy_selectors(spec)[0]
+        policy = served.get(selector.name or "")
+        if policy is None:
+            raise EngineUnavailable(f"no engine serves {selector.name!r} now")
+        if not policy.counts_exactly:
+            raise InvalidRequest(f"the server of model {policy.id!r} only chats, and counts no tokens of a prompt")
+        try:
+            async with asyncio.timeout(TOKENIZE_SECONDS):
+                return len(await render_problem(spec, self._engine, policy))
+        except TimeoutError:
+            raise EngineUnavailable(f"the engine did not count within {TOKENIZE_SECONDS} s") from None
+
+    async def has_known_thoughts(self, spec: JobSpec) -> bool:
+        """Return True if all models of a resolved job think, as far as is known.
+
+        A model thinks if the delimiters of its thoughts are known, or its server limits thoughts. Raises
+        ``EngineError`` if no engine answers.
+        """
+        served = {info.id: info for info in await self.models()}
+        policies = [served[selector.name] for selector, _ in policy_selectors(spec) if selector.name in served]
+        for policy in policies:
+            if not policy.limits_thoughts and await find_own_thoughts(spec, self._engine, policy) is None:
+                return False
+        return True
 
     def engines(self) -> list[ReplicaHealth]:
         """Return the health of each engine."""

@@ -63,7 +63,7 @@ async def accept_job(
     settings = state.settings
     limits = settings.limits.for_owner(principal.owner)
     _check_webhook(request, settings)
-    _check_models(request, principal)
+    check_models(request, principal)
     resolved = await resolve_job(request, settings, state.catalog, in_batch=in_batch)
     accepted = apply_caps(resolved.model_dump(), request.budget, limits)
     for error in (await state.catalog.find_too_long([resolved])).values():
@@ -120,7 +120,7 @@ async def submit_batch(
     for index, job in enumerate(spec.jobs):
         try:
             _check_webhook(job, settings)
-            _check_models(job, principal)
+            check_models(job, principal)
             resolved = await resolve_job(job, settings, state.catalog, in_batch=True)
             jobs.append(apply_caps(resolved.model_dump(), job.budget, limits))
             specs.append(resolved)
@@ -164,7 +164,7 @@ def _check_webhook(request: JobRequest, settings: Settings) -> None:
         raise Problem(422, "impossible-webhook", f"webhook: {error}", errors=[("webhook", str(error))]) from None
 
 
-def _check_models(request: JobRequest, principal: Principal) -> None:
+def check_models(request: JobRequest, principal: Principal) -> None:
     """Raise ``Problem`` for a request that gives a model which its key may not use, or leaves the model open."""
     if principal.models is None:
         return

@@ -15,6 +15,7 @@ from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp.types import INVALID_PARAMS, CallToolResult, TextContent, Tool, ToolAnnotations
 
+from api.conversation.narration import Narration
 from api.http.problems import Problem
 from api.mcp.arguments import (
     CancelArguments,
@@ -27,7 +28,6 @@ from api.mcp.arguments import (
 from api.mcp.jobs import Jobs
 from api.mcp.results import JobOutput, build_output
 from api.mcp.schemas import build_schema
-from api.openai.narration import Narration
 from reasoner.client import ServiceError
 from reasoner.jobs.job import TERMINAL_STATUSES, Job
 from reasoner.jobs.spec import SELECTING_STRATEGY

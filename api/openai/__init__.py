@@ -1,5 +1,4 @@
 """OpenAI-compatible routes: Chat Completions and Responses, with a job behind every answer.
 
-Both share the request fields, the narration that becomes the reasoning text, usage, errors in OpenAI's shape and the
-handling of connections.
+Both share the request fields, usage, errors in OpenAI's format, tools and formats of answers.
 """

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, field_validator
 
-from engine.protocol.thoughts import DELIMITERS
+from api.conversation.unsupported import Neutral
 from reasoner.base_model import StrictModel, read_type
 from reasoner.jobs.messages import MAX_PROBLEM_CHARS
 
@@ -17,8 +17,6 @@ _MEDIA = {
     **dict.fromkeys(("file", "input_file"), "files"),
 }
 """The content of parts of other kinds, by their type."""
-Neutral = Any
-"""Type of a field that clients send and that changes no answer: it is accepted with any value, and not read."""
 
 
 class TextPart(StrictModel):
@@ -67,15 +65,3 @@ def _join_parts(value: Any) -> Any:
 _Plain = Annotated[str, Field(max_length=MAX_PROBLEM_CHARS)]
 Text = Annotated[_Plain, BeforeValidator(_join_parts, json_schema_input_type=_Plain | _Parts)]
 """A text, which may be empty; parts are joined by line breaks."""
-
-
-def strip_thoughts(text: str) -> str:
-    """Return an assistant's text without the thoughts at its beginning, which a model does not see again.
-
-    Some clients write what they got as ``reasoning_content`` there, in the delimiters of a thought.
-    """
-    rest = text.lstrip()
-    for opening, closing in DELIMITERS:
-        if rest.startswith(opening) and closing in rest:
-            return strip_thoughts(rest.partition(closing)[2].lstrip())
-    return text

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Tag
 
+from api.conversation.calls import make_call_id
 from reasoner.base_model import StrictModel, read_type
 from reasoner.jobs.messages import CalledFunction, FunctionName
 from reasoner.jobs.tool_specs import FunctionTool, NamedChoice, PythonTool, ToolChoice
 
-MAX_PIECE_CHARS = 32
-"""Length of a piece of arguments in a stream."""
-_ID_CHARS = 9
-"""Length of the ids of calls: some chat templates (Mistral's) take no other."""
 Plain = Literal["auto", "none", "required"]
 
 
@@ -116,11 +111,6 @@ class FunctionOutputItem(BaseModel):
     output: str
 
 
-def make_call_id(job_id: str, index: int, choice: int = 0) -> str:
-    """Return the id of a call of one of an answer's choices, which is always the same."""
-    return blake2b(f"{job_id}/{choice}/{index}".encode(), digest_size=8).hexdigest()[:_ID_CHARS]
-
-
 def build_calls(job_id: str, calls: Sequence[CalledFunction], choice: int = 0) -> list[AnswerCall]:
     """Return the calls of one of an answer's choices, with their ids."""
     return [AnswerCall(id=make_call_id(job_id, index, choice), function=call) for index, call in enumerate(calls)]
@@ -130,8 +120,3 @@ def build_call_item(job_id: str, index: int, call: CalledFunction) -> FunctionCa
     """Return one of an answer's calls as an item of a response."""
     name = f"fc_{job_id.removeprefix('job_')}_{index}"
     return FunctionCallItem(id=name, call_id=make_call_id(job_id, index), name=call.name, arguments=call.arguments)
-
-
-def split_arguments(arguments: str) -> list[str]:
-    """Return the pieces in which a stream sends arguments."""
-    return re.findall(f"(?s).{{1,{MAX_PIECE_CHARS}}}", arguments)

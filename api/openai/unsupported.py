@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+from api.conversation.unsupported import Unsupported
 
 IGNORED = frozenset(
     {
@@ -15,16 +13,6 @@ IGNORED = frozenset(
     }
 )
 """Fields that are ignored with any value: an answer is the same without them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unsupported:
-    """``neutral`` are the values, beside null, that have no effect; ``instead`` names the alternative."""
-
-    neutral: tuple[Any, ...]
-    instead: str
-    takes: Callable[[Any], bool] = lambda _: False
-    """True for further values that have no effect."""
 
 
 def _has_no_logprobs(include: Any) -> bool:
@@ -65,21 +53,3 @@ RESPONSES: dict[str, Unsupported] = _COMMON | {
     "top_logprobs": Unsupported((0,), _LOGPROBS),
     "truncation": Unsupported(("disabled", "auto"), "a conversation that is too long is refused, never truncated"),
 }
-
-
-def remove_neutral_fields(body: Any, unsupported: Mapping[str, Unsupported]) -> Any:
-    """Return the body without unsupported fields. Raises ``ValidationError`` for those whose value is not neutral."""
-    if not isinstance(body, dict):
-        return body
-    errors = [
-        InitErrorDetails(
-            type=PydanticCustomError("unsupported", "not supported: {instead}", {"instead": field.instead}),
-            loc=(name,),
-            input=body[name],
-        )
-        for name, field in unsupported.items()
-        if body.get(name) is not None and body[name] not in field.neutral and not field.takes(body[name])
-    ]
-    if errors:
-        raise ValidationError.from_exception_data("body", errors)
-    return {name: value for name, value in body.items() if name not in unsupported and name not in IGNORED}

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from api.conversation.streaming import EventStream
 from api.http.pagination import After, Limit, Page, build_page, unknown_cursor
 from api.http.principal import AnyPrincipal, Principal, Reader, Writer
 from api.http.problems import Problem, ProblemDocument
@@ -18,7 +19,6 @@ from api.http.request_parsing import IdempotencyKey, JsonRoute, check_query_para
 from api.http.search_tree import Tree, build_tree
 from api.http.state import ServiceState, State
 from api.http.submission import submit_job
-from api.openai.streaming import EventStream
 from reasoner.jobs.events import MAX_SEQ, Event
 from reasoner.jobs.job import TERMINAL_STATUSES, Job, Status
 from reasoner.jobs.request import JobRequest

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from api.anthropic.models import AnthropicModel, AnthropicVersion, ModelPage, list_page
 from api.http.metrics import render_metrics
 from api.http.principal import AnyPrincipal, MetricsReader
 from api.http.problems import RETRY_AFTER, Problem, ProblemDocument
@@ -48,23 +49,34 @@ async def verifiers(_: AnyPrincipal) -> dict[str, Any]:
 
 
 @router.get("/v1/models", responses={"default": {"model": ErrorDocument}}, summary="Models, and names of searches")
-async def models(state: State, principal: AnyPrincipal) -> dict[str, Any]:
+async def models(
+    page: Annotated[ModelPage, Query()],
+    state: State,
+    principal: AnyPrincipal,
+    anthropic_version: AnthropicVersion = None,
+) -> dict[str, Any]:
     """Models that the engines serve, then the names that stand for a search (``stands_for``), those of models that are
     away left out. ``default`` is the model of a job that names none. ``defaults`` are the values in use for the fields
-    that a job of the model leaves open; null for a model that only scores."""
+    that a job of the model leaves open; null for a model that only scores. The parameters are those of Anthropic's
+    clients."""
     listed = [entry for word, entry in (await _list_models(state)).items() if principal.may_use(word)]
+    if anthropic_version is not None:
+        return list_page(listed, page).model_dump()
     return {"object": "list", "default": state.settings.model_name, "data": listed}
 
 
 @router.get("/v1/models/{model:path}", responses={"default": {"model": ErrorDocument}}, summary="Show a model")
 async def model(
-    model: Annotated[str, Path(description="A served model, or a name.")], state: State, principal: AnyPrincipal
+    model: Annotated[str, Path(description="A served model, or a name.")],
+    state: State,
+    principal: AnyPrincipal,
+    anthropic_version: AnthropicVersion = None,
 ) -> dict[str, Any]:
     listed = await _list_models(state, model)
     if model not in listed or not principal.may_use(model):
         words = ", ".join(filter(principal.may_use, listed)) or "none"
         raise Problem(404, "unknown-model", f"there is no model {model!r}; served are {words}")
-    return listed[model]
+    return listed[model] if anthropic_version is None else AnthropicModel.from_listed(listed[model]).model_dump()
 
 
 @router.head("/healthz", include_in_schema=False)

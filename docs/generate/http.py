@@ -12,6 +12,7 @@ _TITLES = {
     "batches": "Batches",
     "keys": "Keys",
     "openai": "OpenAI-compatible routes",
+    "anthropic": "Anthropic-compatible routes",
     "service": "Service",
     "engine": "Routes",
 }

@@ -97,6 +97,7 @@ class NodeData(EntryData):
     calls: list[tuple[str, str]] = Field([], description="Functions that it calls: name, and arguments in JSON")
     words: str | None = Field(None, description="What it says beside its calls, or in the channel for the user")
     call_fault: str | None = Field(None, description="Why a call of it could not be read")
+    stop: str | None = Field(None, description="The job's stop string that ended it, if its server names it")
     calling: bool = Field(False, description="The part ends with a call of a tool that runs now")
     call_ended: str | None = Field(None, description="How that call ended, in the part with its output")
     seconds: float | None = Field(None, description="Time from the request of the part, or of the call, to the part")

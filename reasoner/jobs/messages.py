@@ -20,7 +20,7 @@ MAX_ID_CHARS = 4096
 """Length of the id of a call: some servers keep a signature or a whole address in it."""
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 CallId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 
 

@@ -22,6 +22,8 @@ class NodeView(Node):
 
     end_reason: Reason | None = None
     """Reason for which it ended, also where ``reason`` is ``pruned`` since."""
+    stop: str | None = None
+    """The job's stop string that ended it."""
     model: str | None = None
     """Model that wrote it, in a job with several."""
     written_tokens: int = 0
@@ -99,6 +101,7 @@ class JobView:
         if data["final"]:
             add_end(node, data)
             node.end_reason = node.reason
+            node.stop = data.get("stop")
             self.num_ended += 1
             self.num_answers += node.answer is not None
 

@@ -76,6 +76,8 @@ class BranchPart:
     """Score of the policy's probe at its end."""
     refusal: Refusal | None = None
     """The server's words, if it refused the branch."""
+    stop: str | None = None
+    """The job's stop string with which the text ended, and which is no part of it."""
     spend: Usage = field(default_factory=Usage)
     reserved: Amount = NO_AMOUNT
     seconds: float | None = None
@@ -261,10 +263,10 @@ class Generation:
         ``now``: working time of the job.
         """
         arrived, before, after = self.arrived, self.recorded, self.current
-        text = arrived.text
-        if arrived.stop in job_stops:
-            end = after.text.find(str(arrived.stop))
-            text = text[: max(0, end - len(before.text))]
+        text, stop = arrived.text, None
+        if isinstance(arrived.stop, str) and arrived.stop in job_stops:
+            stop = arrived.stop
+            text = text[: max(0, after.text.find(stop) - len(before.text))]
         spend = rate.branch_usage(
             prompt=arrived.prompt_tokens,
             cached=arrived.cached_tokens,
@@ -293,6 +295,7 @@ class Generation:
             call_ended=None if self.output is None else self.output.result.ended,
             probe=arrived.probe,
             refusal=arrived.refusal,
+            stop=stop,
             spend=spend,
             reserved=self.reservation,
             seconds=now - self.requested_at,

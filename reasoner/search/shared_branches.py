@@ -13,7 +13,7 @@ from reasoner.tree import read_answer_level
 CUT_REASONS = frozenset({"budget", "timeout", "cancelled"})
 """End reasons after which the rest of the branch is unknown, so that it cannot be copied."""
 
-COPIED = ("parts", "thought", "vote", "calls", "words", "call_fault")
+COPIED = ("parts", "thought", "vote", "calls", "words", "call_fault", "stop")
 """Further data of a branch's end that a copy has, too."""
 
 

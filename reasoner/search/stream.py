@@ -281,6 +281,8 @@ class Stream:
             data["logprobs"] = list(part.logprobs)
         if reason is not None and part.probe is not None:
             data["probe"] = part.probe
+        if reason == "stop" and part.stop is not None:
+            data["stop"] = part.stop
         if part.is_calling:
             data["calling"] = True
         if part.call_ended is not None:

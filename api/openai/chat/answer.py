@@ -9,16 +9,18 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
-from api.openai.errors import INTERRUPTIONS, failure_problem, interruption_problem, stream_error
-from api.openai.functions import AnswerCall, build_calls, split_arguments
-from api.openai.narration import JobEnd, Narration
-from api.openai.usage import CachedTokens, ReasoningTokens, Report, count_reasoning_tokens, show_model
+from api.conversation.calls import split_arguments
+from api.conversation.failures import INTERRUPTIONS, failure_problem, interruption_problem
+from api.conversation.narration import JobEnd, Narration, ReasoningContent
+from api.conversation.report import Report, count_reasoning_tokens, show_model
+from api.openai.errors import stream_error
+from api.openai.functions import AnswerCall, build_calls
+from api.openai.usage import CachedTokens, ReasoningTokens
 from reasoner.jobs.events import Event
 from reasoner.jobs.job import TopToken
 from workers.store.serialization import JobDocument
 
 Json = dict[str, Any]
-ReasoningContent = Literal["thought", "narration"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
@@ -241,10 +243,11 @@ def _build_envelope(job: JobDocument) -> Json:
 
 
 def _finish_reason(end: JobEnd, index: int, shown: _Choice) -> FinishReason:
-    """Return a cut only if the choice itself was cut off, not if the search ended after it was found."""
+    """Return ``length`` only if the choice itself was cut off, not if the search ended after it was found."""
     if shown.calls:
         return "tool_calls"
-    return end.cuts[index] or "stop"
+    cut = end.cuts[index]
+    return "length" if cut == "context" else cut or "stop"
 
 
 def _build_usage(end: JobEnd) -> ChatUsage:

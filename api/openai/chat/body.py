@@ -7,13 +7,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from api.openai.chat.answer import ReasoningContent
-from api.openai.content import Neutral, Text, strip_thoughts
+from api.conversation.narration import ReasoningContent
+from api.conversation.request import Tokens
+from api.conversation.sent_fields import Turn, naming_field
+from api.conversation.thoughts import strip_thoughts
+from api.conversation.unsupported import Neutral, remove_neutral_fields
+from api.openai.content import Text
 from api.openai.formats import ChatFormat, to_constraint
 from api.openai.functions import ChatNamedChoice, ChatTool, Plain, to_tool_choice, to_tools
-from api.openai.request import OpenAIRequest, Tokens
-from api.openai.sent_fields import Turn, naming_field
-from api.openai.unsupported import CHAT, remove_neutral_fields
+from api.openai.request import OpenAIRequest
+from api.openai.unsupported import CHAT, IGNORED
 from engine.protocol.request_checks import MAX_LOGPROBS
 from reasoner.base_model import StrictModel
 from reasoner.jobs.constraint_spec import ConstraintSpec
@@ -120,7 +123,7 @@ class ChatBody(OpenAIRequest):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, body: Any) -> Any:
-        return remove_neutral_fields(body, CHAT)
+        return remove_neutral_fields(body, CHAT, IGNORED)
 
     @field_validator("top_logprobs")
     @classmethod
@@ -156,7 +159,7 @@ class ChatBody(OpenAIRequest):
         return super().sampling() | penalties
 
     def more_job_fields(self) -> dict[str, Any]:
-        fields = {} if self.n is None else {"alternatives": self.n - 1}
+        fields = super().more_job_fields() | ({} if self.n is None else {"alternatives": self.n - 1})
         return fields | {"logprobs": self.top_logprobs or 0} if self.logprobs else fields
 
     def format_constraint(self) -> ConstraintSpec | None:

@@ -9,16 +9,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request, Response
 from fastapi.responses import JSONResponse
 
+from api.conversation.failures import failure_problem
+from api.conversation.narration import Narration
+from api.conversation.sent_fields import naming_sent_fields
+from api.conversation.streaming import ClientDisconnected, EventStream, cancel_abandoned_job, wait_for_end
 from api.http.principal import Writer
 from api.http.request_parsing import IdempotencyKey, JsonRoute, read_idempotency
 from api.http.state import State
 from api.http.submission import submit_job
 from api.openai.chat.answer import ChatCompletion, build_completion, stream_chunks
 from api.openai.chat.body import ChatBody
-from api.openai.errors import ErrorDocument, failure_problem
-from api.openai.narration import Narration
-from api.openai.sent_fields import naming_sent_fields
-from api.openai.streaming import ClientDisconnected, EventStream, cancel_abandoned_job, wait_for_end
+from api.openai.errors import ErrorDocument
 
 router = APIRouter(
     prefix="/v1", route_class=JsonRoute, tags=["openai"], responses={"default": {"model": ErrorDocument}}

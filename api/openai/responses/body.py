@@ -8,12 +8,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from api.openai.content import Neutral, Text, strip_thoughts
+from api.conversation.request import Tokens
+from api.conversation.sent_fields import Turn, naming_field
+from api.conversation.thoughts import strip_thoughts
+from api.conversation.unsupported import Neutral, remove_neutral_fields
+from api.openai.content import Text
 from api.openai.formats import TextSettings, to_constraint
 from api.openai.functions import Plain, ResponseNamedChoice, ResponseTool, to_tool_choice, to_tools
-from api.openai.request import OpenAIRequest, Summary, Tokens
-from api.openai.sent_fields import Turn, naming_field
-from api.openai.unsupported import RESPONSES, remove_neutral_fields
+from api.openai.request import OpenAIRequest, Summary
+from api.openai.unsupported import IGNORED, RESPONSES
 from reasoner.base_model import StrictModel
 from reasoner.jobs.constraint_spec import ConstraintSpec
 from reasoner.jobs.messages import (
@@ -204,7 +207,7 @@ class ResponseBody(OpenAIRequest):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, body: Any) -> Any:
-        return remove_neutral_fields(body, RESPONSES)
+        return remove_neutral_fields(body, RESPONSES, IGNORED)
 
     def to_turns(self, history: Sequence[Message], items: Sequence[InputItem]) -> list[Turn]:
         """Return the conversation for the model: instructions, earlier turns and the items of the input."""

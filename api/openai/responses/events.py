@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
+from api.conversation.calls import split_arguments
+from api.conversation.failures import DELETED, INTERRUPTIONS, interruption_problem
+from api.conversation.narration import JobEnd, Narration
 from api.http.problems import Problem
-from api.openai.errors import DELETED, INTERRUPTIONS, interruption_problem, stream_error
-from api.openai.functions import FunctionCallItem, build_call_item, split_arguments
-from api.openai.narration import JobEnd, Narration
+from api.openai.errors import stream_error
+from api.openai.functions import FunctionCallItem, build_call_item
 from api.openai.responses.body import EchoedFields
 from api.openai.responses.object import (
     MessageStatus,

@@ -6,11 +6,12 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
-from api.openai.errors import name_too_long
+from api.conversation.failures import name_too_long
+from api.conversation.narration import JobEnd, Narration
+from api.conversation.report import Report, count_reasoning_tokens, show_model
 from api.openai.functions import FunctionCallItem, build_call_item
-from api.openai.narration import JobEnd, Narration
 from api.openai.responses.body import EchoedFields, SummaryText
-from api.openai.usage import CachedTokens, ReasoningTokens, Report, count_reasoning_tokens, show_model
+from api.openai.usage import CachedTokens, ReasoningTokens
 from reasoner.jobs.job import Status
 from workers.store.serialization import JobDocument
 

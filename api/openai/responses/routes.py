@@ -12,6 +12,9 @@ from fastapi import Response as HttpResponse
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
+from api.conversation.narration import Narration
+from api.conversation.sent_fields import naming_sent_fields
+from api.conversation.streaming import ClientDisconnected, EventStream, cancel_abandoned_job, wait_for_end
 from api.http.pagination import unknown_cursor
 from api.http.principal import AnyPrincipal, Reader, Writer
 from api.http.problems import Problem
@@ -20,14 +23,11 @@ from api.http.state import ServiceState, State
 from api.http.submission import submit_job
 from api.openai.chat.routes import PROBLEM, STREAM
 from api.openai.errors import ErrorDocument
-from api.openai.narration import Narration
 from api.openai.responses.body import EchoedFields, ResponseBody
 from api.openai.responses.events import ResponseEvents, last_sequence_number, stream_after
 from api.openai.responses.history import get_job, load_conversation, load_echoed_fields, resolve_references
 from api.openai.responses.items import InputItems, ListItems, list_input_items
 from api.openai.responses.object import Response, response_id
-from api.openai.sent_fields import naming_sent_fields
-from api.openai.streaming import ClientDisconnected, EventStream, cancel_abandoned_job, wait_for_end
 from reasoner.base_model import StrictModel
 from reasoner.jobs.events import MAX_SEQ
 from reasoner.jobs.job import TERMINAL_STATUSES

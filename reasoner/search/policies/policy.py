@@ -61,14 +61,19 @@ def find_sample_number(weights: Sequence[float], policy: int, index: int) -> int
     return next(islice(numbers, index, None))
 
 
+async def render_problem(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> Tokens:
+    """Return the prompt of the job's question, however long it is."""
+    variables = spec.template_kwargs | choose_natively(spec, policy)
+    return await engine.tokenize(TokenizeRequest(policy.id, spec.to_messages(), template_kwargs=variables))
+
+
 async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> Tokens:
     """Return the prompt of the job's question.
 
     Raises ``PromptTooLong`` if it leaves no room for an answer, and ``InvalidRequest`` if a bound on keys leaves none
     for a thought.
     """
-    variables = spec.template_kwargs | choose_natively(spec, policy)
-    prompt = await engine.tokenize(TokenizeRequest(policy.id, spec.to_messages(), template_kwargs=variables))
+    prompt = await render_problem(spec, engine, policy)
     if spec.candidates is None:  # else nothing is written behind it
         check_room(prompt, policy)
         if spec.sampling.kv_budget is not None:

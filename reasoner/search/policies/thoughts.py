@@ -16,7 +16,9 @@ from engine.protocol.types import (
     TokenizeRequest,
     Tokens,
 )
+from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.thought_spec import ThoughtSpec
+from reasoner.search.policies.call_format import find_model_format, find_python_format
 from reasoner.thoughts import ThoughtFormat
 
 _PIECE = re.compile(r"<[^>]*>|\[[^\]]*\]|[^<\[]+")
@@ -25,6 +27,16 @@ _UNUSED = "\U0010fffd"
 _MAX_FORMATS = 256
 _FORMATS: dict[tuple[str, str, str | None], ThoughtFormat | None] = {}
 """Formats by model, fingerprint and the job's own delimiters: they are found once a process."""
+
+
+async def find_own_thoughts(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> ThoughtFormat | None:
+    """Return the delimiters of the thoughts that the policy writes in a job; ``None`` if it has none.
+
+    A thought in channels ends with the message to the user or with a call, of which no end can be injected. Raises as
+    ``find_thought_format``.
+    """
+    own = find_model_format(spec, policy) if spec.functions else find_python_format(spec)
+    return None if own is not None and own.has_channels else await find_thought_format(engine, policy, spec.thoughts)
 
 
 async def find_thought_format(

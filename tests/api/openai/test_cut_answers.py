@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from api.conversation.narration import Narration
 from api.openai.chat.answer import build_completion, stream_chunks
-from api.openai.narration import Narration
 from api.openai.responses.body import EchoedFields
 from api.openai.responses.events import ResponseEvents, stream_after
 from reasoner.jobs.events import Event

@@ -10,7 +10,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from api.openai.unsupported import CHAT, RESPONSES, Unsupported
+from api.conversation.unsupported import Unsupported
+from api.openai.unsupported import CHAT, RESPONSES
 from engine.protocol.types import InvalidRequest, ModelInfo
 from reasoner.admission.effort import DEFAULT_EFFORTS
 from tests.api.conftest import serving

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from api.conversation.thoughts import strip_thoughts
 from api.openai.chat.body import ChatBody
-from api.openai.content import strip_thoughts
 from api.openai.responses.body import ResponseBody
 from engine.protocol.thoughts import DELIMITERS
 from reasoner.admission.effort import DEFAULT_EFFORTS

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from api.openai import streaming
-from api.openai.narration import Narration
+from api.conversation import streaming
+from api.conversation.narration import Narration
 from api.openai.responses.body import EchoedFields
 from api.openai.responses.events import ResponseEvents
 from reasoner.budget.usage import Usage

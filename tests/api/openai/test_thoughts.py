@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import pytest
 
+from api.conversation.narration import Narration, ReasoningContent
 from api.http.search_tree import build_tree
-from api.openai.chat.answer import ReasoningContent, build_completion, stream_chunks
-from api.openai.narration import Narration
+from api.openai.chat.answer import build_completion, stream_chunks
 from reasoner.jobs.events import Event
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.view import fold_events

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from api.conversation.narration import Narration
 from api.openai.chat.answer import build_completion
-from api.openai.narration import Narration
 from engine.protocol.types import InvalidRequest
 from engine.remote.chat.options import ChatOptions
 from reasoner.jobs.events import Event

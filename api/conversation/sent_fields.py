@@ -26,6 +26,11 @@ class Turn:
     message: Message
 
 
+def refuse_field(field: str, message: str) -> Problem:
+    """Return the problem of a request with a wrong field."""
+    return Problem(422, "invalid-request", f"{field}: {message}", errors=[(field, message)])
+
+
 @contextmanager
 def naming_field(field: str) -> Iterator[None]:
     """Turn errors of a model that is made of a request's field into errors of the request."""

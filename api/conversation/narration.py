@@ -1,4 +1,4 @@
-"""Narration of a search: a line of text for an event of a job, and what an OpenAI answer needs of its end.
+"""Narration of a search: a line of text for an event of a job, and what an answer needs of its end.
 
 The text depends on the events alone, so that every process that reads them produces the same.
 """
@@ -17,8 +17,11 @@ from reasoner.jobs.job import Alternative, JobError, JobResult, Status, find_end
 from reasoner.jobs.view import JobView, NodeView
 from reasoner.tree import Node
 
-Cut = Literal["length", "content_filter"]
-"""``length``, OpenAI's word, stands for every limit: of tokens, of time and of the model's context."""
+Cut = Literal["length", "context", "content_filter"]
+"""``context``: the model's context was full. ``length`` stands for every other limit: of tokens and of time."""
+
+ReasoningContent = Literal["thought", "narration"]
+"""Text that an answer shows as its reasoning: the thought of the chosen solution, or the narration of the search."""
 
 MAX_ANSWER_CHARS = 80
 """Characters of an answer that are shown in a line."""
@@ -29,7 +32,7 @@ class JobEnd:
     """The end of a job.
 
     ``content`` is the chosen solution without its thought, ``other_contents`` are those of the alternatives.
-    ``cuts`` has for each of them what ended it, if not the model did.
+    ``cuts`` has for each of them what ended it, if not the model did, and ``stops`` the job's stop string that did.
     ``num_visible_tokens`` is the length of all that and of the calls of functions; if the model's thoughts are not
     known, estimated by the share of the characters.
     """
@@ -43,6 +46,7 @@ class JobEnd:
     num_visible_tokens: int
     other_contents: tuple[str, ...] = ()
     cuts: tuple[Cut | None, ...] = ()
+    stops: tuple[str | None, ...] = ()
 
 
 @dataclass(slots=True)
@@ -162,6 +166,7 @@ class Narration:
             num_visible_tokens=sum(self._count_visible_tokens(*solution, counted) for solution in solutions),
             other_contents=tuple(contents[1:]),
             cuts=tuple(_find_cut(node, status) for node in nodes),
+            stops=tuple(node.stop for node in nodes),
         )
 
     def _count_visible_tokens(
@@ -186,6 +191,8 @@ def _find_cut(node: NodeView, status: Status) -> Cut | None:
         return None if status == "completed" else "length"
     if node.refusal is not None and node.refusal.kind == "filtered":
         return "content_filter"
+    if node.end_reason == "context":
+        return "context"
     return None if node.end_reason in ("answer", "stop") else "length"
 
 
