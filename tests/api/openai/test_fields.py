@@ -311,7 +311,7 @@ async def test_a_failed_search_reports_its_error_on_each_route(ai: AsyncOpenAI, 
 @pytest.mark.parametrize(
     "path",
     [
-        *("/v1/embeddings", "/v1/completions", "/v1/models", "/v1/models/x", "/v1/images/generations", "/v1/files"),
+        *("/v1/embeddings", "/v1/completions", "/v1/models", "/v1/models/x", "/v1/images/generations"),
         *("/v1/chat/nothing", "/v1/responses/", "/chat/completions", "/responses", "/embeddings"),
     ],
 )
@@ -319,7 +319,7 @@ async def test_every_path_of_openais_clients_has_errors_in_their_format(client: 
     for method in ("POST", "PATCH"):
         error = refused(await client.request(method, path, json={}), 405 if path.startswith("/v1/models") else 404)
         assert error["type"] == "invalid_request_error"
-    for own in ("/v1/jobs/x", "/v1/batches/x", "/v1/keys/x"):
+    for own in ("/v1/jobs/x", "/v1/selections", "/v1/keys/x"):
         assert "error" not in (await client.get(own)).json()
 
 
