@@ -33,8 +33,8 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Return all pages with examples: the README, CONTRIBUTING, and what is in ``docs/`` and ``examples/``."""
-    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
+    """Return all pages with examples: the README, CONTRIBUTING, AGENTS, and what is in ``docs/`` and ``examples/``."""
+    found = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "examples/README.md")]
     return found + sorted((ROOT / "docs").rglob("*.md"))
 
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from engine.weights.formats import registry
 from reasoner.strategies.registry import STRATEGIES
@@ -71,3 +72,13 @@ def test_the_weight_format_of_the_guide_passes_its_own_test(tmp_path: Path, monk
     format = registry.Format(importlib.import_module("guide_format").create_reader)
     monkeypatch.setitem(registry._FORMATS, "rows8", format)
     importlib.import_module("guide_format_test").test_rows_are_codes_times_their_scales(tmp_path)
+
+
+def test_the_skill_has_the_front_matter_that_agents_look_for() -> None:
+    """As the specification of agent skills says: the folder's name, and a description of at most 1024 characters."""
+    page = ROOT / "docs" / "skills" / "ask-reasoner" / "SKILL.md"
+    _, front, _ = page.read_text().split("---\n", 2)
+    fields = yaml.safe_load(front)
+    assert fields["name"] == page.parent.name
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", fields["name"])
+    assert 0 < len(fields["description"]) <= 1024
