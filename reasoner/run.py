@@ -31,6 +31,7 @@ from reasoner.sandbox.lockdown import check_lockdown
 from reasoner.search.calls.functions import list_functions, open_function_reader
 from reasoner.search.calls.runner import CallRunner
 from reasoner.search.context import SearchContext
+from reasoner.search.policies.availability import find_members, without_members
 from reasoner.search.policies.call_format import find_python_format, resolve_python
 from reasoner.search.policies.forced_calls import force_calls
 from reasoner.search.policies.policy import Policy, tokenize_problem
@@ -118,7 +119,9 @@ async def open_search(
     """Open the search that ``run_job`` passes to the strategy, with a verifier if the strategy uses one."""
     strategy, params = parse_strategy(spec)
     async with PrefixPin(engine, journal.job_id) as prefix_pin, Equivalence():  # which keeps child processes for reuse
-        served = {info.id: info for info in await engine.models()}
+        entries = [] if spec.models is None else await journal.load()
+        infos, left_out = await find_members(spec, engine, entries)
+        served, spec = {info.id: info for info in infos}, without_members(spec, left_out)
         policy = policy_selector(spec).find(served.values())
         use = strategy.verifier_use(params)
         needs_verifier = use.needs_scores or (use is VerifierUse.OPTIONAL and _has_verifier(spec, served))
@@ -166,6 +169,7 @@ async def open_search(
             comparer=comparer,
             verifier=_find_verifier_model(spec, policy, served) if scorer or comparer else None,
             calibration=table,
+            left_out=tuple(left_out),
             functions=open_function_reader(spec, models),
             calls=calls,
             forced_calls=force_calls(spec, models, strategy.constraint_needs),
@@ -183,13 +187,14 @@ async def _open_policies(
     """Return the job's policies. Raises ``InvalidRequest`` for a job that one of them cannot run."""
     policies = []
     writes = Feature.CANDIDATES not in STRATEGIES[spec.strategy.name].supports
-    for selector, weight in policy_selectors(spec):
+    for index, (selector, weight) in enumerate(policy_selectors(spec)):
         model = selector.find(served.values())
         # Those of a client's candidates are found in their texts.
         thoughts = await find_own_thoughts(spec, engine, model) if writes else None
         check_opened_policy(spec, model, thoughts)
         check_budget(spec.budget, model.id, model, prices)
-        policies.append(Policy(model, spec.sampling.fill(model.sampling), thoughts, weight))
+        wait = 0.0 if spec.models is None else spec.models[index].wait_seconds
+        policies.append(Policy(model, spec.sampling.fill(model.sampling), thoughts, weight, wait))
     return tuple(policies)
 
 

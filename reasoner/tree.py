@@ -322,13 +322,14 @@ def find_refusal(root: Node) -> EngineError | None:
             return InvalidRequest(first.message, first.field)
         case "filtered":
             return ContentFiltered(first.message)
-        case "failed":
+        case "failed" | "away":
             return EngineError(first.message)
 
 
 def describe_refusals(root: Node) -> str | None:
     """Return a sentence with the server's first refusal; ``None`` if it has refused nothing."""
-    refusals = [node.refusal.message for node in root.walk() if node.refusal is not None]
+    refused = [node.refusal for node in root.walk() if node.refusal is not None]
+    refusals = [refusal.message for refusal in refused if refusal.kind != "away"]
     if len(refusals) == 1:
         return f"1 branch was refused: {refusals[0]}"
     return f"{len(refusals)} branches were refused; the first: {refusals[0]}" if refusals else None

@@ -99,6 +99,14 @@ class EngineUnreachable(EngineUnavailable):
     """No connection to the engine could be made, also not after several attempts."""
 
 
+class SomeModelsAway(EngineUnavailable):
+    """Some of several servers do not answer. ``known``: the models of those that do."""
+
+    def __init__(self, message: str, known: list[ModelInfo]) -> None:
+        super().__init__(message)
+        self.known = known
+
+
 class EngineBusy(EngineUnavailable):
     """The engine's waiting queue is full, or the client has used up a rate limit."""
 

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from engine.protocol.dispatching import DispatchingEngine, ModelRequest
-from engine.protocol.types import EngineClient, EngineError, Events, GenerateRequest, ModelInfo
+from engine.protocol.types import (
+    EngineClient,
+    EngineError,
+    EngineUnavailable,
+    Events,
+    GenerateRequest,
+    ModelInfo,
+    SomeModelsAway,
+)
 
 _T = TypeVar("_T")
 
@@ -42,12 +50,29 @@ class RoutedEngine(DispatchingEngine):
         return self._engine_for(request.model).generate(request, stream=stream)
 
     async def models(self) -> list[ModelInfo]:
-        """Raises ``EngineError`` if an engine in ``overrides`` does not serve its model."""
+        """Return the models of all engines.
+
+        Raises ``SomeModelsAway`` if some engines do not answer and others do, and ``EngineError`` if an engine in
+        ``overrides`` does not serve its model.
+        """
         engines = self._all
-        answers = await asyncio.gather(*(engine.models() for engine in engines))
-        listed = {id(engine): infos for engine, infos in zip(engines, answers, strict=True)}
-        models = [info for info in listed[id(self._main)] if info.id not in self._overrides]
+        answers = await asyncio.gather(*(engine.models() for engine in engines), return_exceptions=True)
+        listed = {id(engine): infos for engine, infos in zip(engines, answers, strict=True) if isinstance(infos, list)}
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        fatal = next((error for error in failures if not isinstance(error, EngineUnavailable)), None)
+        if fatal is not None or (failures and not listed):
+            raise fatal or failures[0]
+        models = self._select(listed)
+        if failures:
+            raise SomeModelsAway("; ".join(map(str, failures)), models)
+        return models
+
+    def _select(self, listed: Mapping[int, list[ModelInfo]]) -> list[ModelInfo]:
+        """Return the models, each as the engine that is meant for it lists it, by the engines' ids."""
+        models = [info for info in listed.get(id(self._main), ()) if info.id not in self._overrides]
         for name, engine in self._overrides.items():
+            if id(engine) not in listed:
+                continue
             served = listed[id(engine)]
             matching = [info for info in served if info.id == name]
             if not matching:

@@ -210,6 +210,15 @@ def _check_features(spec: JobSpec) -> Fault | None:
     return Fault(f"strategy {spec.strategy.name!r} {problem}, or use one of {able}", field, about=["strategy"])
 
 
+def _check_members(spec: JobSpec) -> Fault | None:
+    """Check that the models that the strategy's parameters name are those of the job."""
+    for name, model in parse_params(spec.strategy.name, spec.strategy.params).members.items():
+        if model not in spec.policy_names:
+            own = ", ".join(spec.policy_names) or "the service's own"
+            return Fault(f"{model!r} is none of the job's models: name one of {own}", f"strategy.{name}")
+    return None
+
+
 def _check_python(spec: JobSpec) -> Fault | None:
     """Check that solutions can hold calls of Python and their output."""
     if spec.python is None:
@@ -257,6 +266,7 @@ _RULES: Sequence[Callable[[JobSpec], Fault | None]] = (
     _check_candidates,
     _check_verifier,
     _check_features,
+    _check_members,
     _check_python,
     _check_thinking,
 )

@@ -87,6 +87,11 @@ class PolicySpec(StrictModel):
         1.0,
         description="Its share of the samples, relative to the other weights; of ab_mcts's first round alone.",
     )
+    wait_seconds: Annotated[float, Field(ge=0, le=MAX_ENGINE_WAIT_SECONDS)] = Field(
+        20.0,
+        description="Time for which its server may be away before the job goes on without it, as long as another of "
+        "its models answers; the result names it.",
+    )
 
 
 Policies = Annotated[list[PolicySpec], Field(min_length=2, max_length=MAX_POLICIES)]

@@ -27,6 +27,7 @@ from engine.protocol.types import (
 from reasoner.deadline import run_unless
 from reasoner.jobs.journal import JobCancelled
 from reasoner.search.generation import BranchPart, Generation, State
+from reasoner.search.policies.availability import RETRY_SECONDS, make_absence
 from reasoner.search.reservations import Reservations
 from reasoner.search.rules.rule import NextRequest
 from reasoner.search.stream_context import StreamContext
@@ -47,6 +48,7 @@ class BranchRunner:
         self._seed = context.seed
         self._job_stops = frozenset(search.spec.stop)
         self._reservations = Reservations(context)
+        self._availability = context.availability
         readers = [search.calls.reader if search.calls is not None else None, search.functions]
         self._needs_special_tokens = any(reader is not None and reader.needs_special_tokens for reader in readers)
         self._in_flight: set[Generation] = set()
@@ -220,14 +222,23 @@ class BranchRunner:
         try:
             async for item in self._search.engine.generate(request):
                 if isinstance(item, Completion):
+                    self._availability.record_answer(siblings[0].parent.policy)
                     missing.remove(item.index)
                     await self._add_segment(siblings[item.index], item)
             if missing:
                 raise EngineUnavailable("the engine's answer ended before all of its branches had")
         except Exception as error:
-            is_passing = isinstance(error, EngineUnavailable)
-            refusal = make_refusal(error) if isinstance(error, EngineError) and not is_passing else None
-            for branch in (siblings[index] for index in missing):
+            waiting, refusal = [siblings[index] for index in missing], None
+            if isinstance(error, EngineUnavailable):
+                may_return = self._availability.record_failure(siblings[0].parent.policy)
+                if may_return:
+                    await self._ask_again(waiting)
+                    return
+                if may_return is False:
+                    refusal = make_absence(error)
+            elif isinstance(error, EngineError):
+                refusal = make_refusal(error)
+            for branch in waiting:
                 if refusal is not None:
                     branch.refuse(refusal)
                 elif branch.arrived.token_ids:
@@ -236,6 +247,16 @@ class BranchRunner:
                     continue
                 self._add_ready(branch)
             self._fail(None if refusal else error)
+
+    async def _ask_again(self, branches: Sequence[Generation]) -> None:
+        """Request branches again whose server is away; those that have tokens go into the journal before."""
+        for branch in branches:
+            if branch.arrived.token_ids:
+                branch.finish(None)
+                self._add_ready(branch)
+        await asyncio.sleep(RETRY_SECONDS)
+        if not self._is_stopping:
+            self._request_segments([branch for branch in branches if branch.state is not State.READY])
 
     async def _add_segment(self, branch: Generation, segment: Completion) -> None:
         """Add a segment to its branch, and request the next one if the branch goes on."""

@@ -27,6 +27,7 @@ from reasoner.search.brought.candidates import add_candidates
 from reasoner.search.candidates import list_finished, select_candidates
 from reasoner.search.context import SearchContext
 from reasoner.search.grants import Grants
+from reasoner.search.policies.availability import MEMBERS, describe_absences
 from reasoner.search.policies.forced_calls import choose_natively
 from reasoner.search.policies.policy import Policy, check_room, count_samples, find_sample_number
 from reasoner.search.replay import PendingEntry, ReplayLog
@@ -70,6 +71,8 @@ class Search:
         """Load the entries of earlier attempts from the journal. ``prompt`` is the question (``tokenize_problem``)."""
         search = cls(context, ReplayLog(context.journal, context.ledger, await context.journal.load()), prompt)
         await search._shared.answers.check()
+        if context.left_out:
+            await search.record_decision(MEMBERS, {"left_out": list(context.left_out)})
         if len(context.policies) > 1:
             search.roots = await search._start_roots()
         else:
@@ -94,9 +97,11 @@ class Search:
 
     @property
     def note(self) -> str | None:
-        """Sentence on what the verifier was asked in vain."""
+        """Sentences on models that were away, and on what the verifier was asked in vain."""
         recorder = self._scores or self._comparisons
-        return None if recorder is None else recorder.describe_missing()
+        missing = None if recorder is None else recorder.describe_missing()
+        absences = describe_absences(self._context.left_out, self.root, self.policies)
+        return ". ".join(filter(None, (absences, missing))) or None
 
     @property
     def policies(self) -> Sequence[Policy]:

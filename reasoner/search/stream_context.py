@@ -9,6 +9,7 @@ from engine.protocol.types import ModelInfo
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.search.context import SearchContext
 from reasoner.search.grants import Grants
+from reasoner.search.policies.availability import Availability
 from reasoner.search.replay import ReplayLog
 from reasoner.search.shared_branches import GreedyDedup
 from reasoner.thoughts import UNKNOWN, ThoughtProgress
@@ -35,10 +36,14 @@ class StreamContext:
     longest: dict[str, int] = field(default_factory=dict)
     """Tokens of the longest branch so far, by operation."""
     copies: GreedyDedup = field(default_factory=GreedyDedup)
+    availability: Availability = field(init=False)
     grants: Grants | None = None
     """Grants of a job that shares a budget."""
     finish_from_reserve: Callable[[], Awaitable[bool]] | None = None
     """Function that completes the best branch with the budget set aside for it; it returns True if there was some."""
+
+    def __post_init__(self) -> None:
+        self.availability = Availability(self.search.policies)
 
     async def can_retry(self, *, is_step: bool) -> bool:
         """Return True if an operation that the budget did not reach may be worth retrying.

@@ -28,6 +28,11 @@ MIN_NEW_PROBABILITY = 0.2
 class Params(StrictModel):
     """Parameters of a strategy, from which its REST schema and command-line options are generated."""
 
+    @property
+    def members(self) -> Mapping[str, str]:
+        """The models that the parameters name, by parameter: each must be one of the job's."""
+        return {}
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerLeader:

@@ -7,12 +7,21 @@ https://arxiv.org/abs/2409.20002).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import TypeVar
 
 from engine.protocol.dispatching import ForwardingEngine
-from engine.protocol.types import EngineClient, Events, GenerateRequest, ModelInfo, ScoreRequest, ScoreResult
+from engine.protocol.types import (
+    EngineClient,
+    Events,
+    GenerateRequest,
+    ModelInfo,
+    ScoreRequest,
+    ScoreResult,
+    SomeModelsAway,
+)
 
 _Request = TypeVar("_Request", GenerateRequest, ScoreRequest)
 
@@ -45,9 +54,16 @@ class TenantEngine(ForwardingEngine):
         return await super().score(self._add_salt(request))
 
     async def models(self) -> list[ModelInfo]:
-        models = await super().models()
-        self._unsalted_models = frozenset(info.id for info in models if not info.isolates)
+        try:
+            models = await super().models()
+        except SomeModelsAway as error:
+            self._note_unsalted(error.known)
+            raise
+        self._note_unsalted(models)
         return models
+
+    def _note_unsalted(self, models: Sequence[ModelInfo]) -> None:
+        self._unsalted_models = frozenset(info.id for info in models if not info.isolates)
 
     def _add_salt(self, request: _Request) -> _Request:
         return replace(request, cache_salt=None if request.model in self._unsalted_models else self._salt)

@@ -24,6 +24,8 @@ class Policy:
     """Delimiters of its thoughts; ``None`` if it has none."""
     weight: float = 1.0
     """Its share of the samples, relative to the other policies' weights."""
+    wait_seconds: float = 0.0
+    """Seconds for which its server may be away before a search with other policies goes on without it."""
     reads_probe: bool = False
     """True if the engine reads its probe at the end of each branch."""
 

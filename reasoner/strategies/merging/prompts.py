@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,17 +18,22 @@ from reasoner.tree import Node
 
 NOTE = "reasoner_merging"
 """Key in a model's config.json: its own templates, by their names."""
-PromptName = Literal["aggregate", "select"]
+PromptName = Literal["aggregate", "select", "report"]
 _FOLDER = Path(__file__).parent / "templates"
 
 
 def _parse(source: str) -> PromptTemplate:
-    return PromptTemplate(source, ("problem", "solutions"), ("problem", "solutions", "count"))
+    return PromptTemplate(source, ("problem", "solutions"), ("problem", "solutions", "count", "report"))
 
 
 def _check_template(source: str) -> str:
     _parse(source)
     return source
+
+
+def list_variables(source: str) -> Collection[str]:
+    """Return the variables that a template uses."""
+    return _parse(source).variables
 
 
 _Template = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS), AfterValidator(_check_template)]
@@ -44,20 +49,34 @@ def _read_template(name: PromptName) -> str:
 
 
 class MergingPrompt:
-    """Begins conversations in which the policy sees solutions of the job's question."""
+    """Begins conversations in which a policy sees solutions of the job's question."""
 
-    def __init__(self, search: Search, name: PromptName, source: str | None, *, is_solution: bool = True) -> None:
+    def __init__(
+        self,
+        search: Search,
+        name: PromptName,
+        source: str | None,
+        *,
+        is_solution: bool = True,
+        policy: int = 0,
+        report: str = "",
+    ) -> None:
         """``is_solution``: the conversation answers the question itself, instead of judging its solutions.
 
+        ``policy`` is the index of the policy that goes on, ``report`` a comparison of the solutions that it sees, too.
         Raises ``InvalidRequest`` for a template of the model's that cannot be used.
         """
-        notes = search.policy.extra.get(NOTE)
+        model = search.policies[policy].model
+        notes = model.extra.get(NOTE)
         own = notes.get(name) if isinstance(notes, Mapping) else None
         try:
             self._template = _parse(source or (own if isinstance(own, str) else _read_template(name)))
+            if report and "report" not in self._template.variables:  # the model's own shows none
+                self._template = _parse(_read_template(name))
         except TemplateRefused as error:
-            raise InvalidRequest(f"model {search.policy.id!r}: its {NOTE!r}: {error}", "model") from None
+            raise InvalidRequest(f"model {model.id!r}: its {NOTE!r}: {error}", "model") from None
         self._search = search
+        self._policy, self._context, self._report = policy, model.context, report
         self._is_solution = is_solution
 
     async def start(self, parent: Node, solutions: Sequence[Node]) -> tuple[Node, list[Node]] | None:
@@ -70,12 +89,15 @@ class MergingPrompt:
         longest = max((node.depth_tokens for node in shown), default=0)
         while shown:
             messages = self._write([read_answer(node).strip() for node in shown])
-            if len(await self._search.tokenize(messages)) + longest <= self._search.context:
-                return await self._search.start_conversation(parent, messages, is_solution=self._is_solution), shown
+            if len(await self._search.tokenize(messages, self._policy)) + longest <= self._context:
+                node = await self._search.start_conversation(
+                    parent, messages, is_solution=self._is_solution, policy=self._policy
+                )
+                return node, shown
             shown.pop()
         return None
 
     def _write(self, texts: Sequence[str]) -> list[dict[str, str]]:
         *earlier, question = self._search.spec.to_messages()
-        values = {"problem": question["content"], "solutions": texts, "count": str(len(texts))}
+        values = {"problem": question["content"], "solutions": texts, "count": str(len(texts)), "report": self._report}
         return [*earlier, {"role": "user", "content": self._template.render(values)}]

@@ -319,7 +319,7 @@ async def test_every_path_of_openais_clients_has_errors_in_their_format(client: 
     for method in ("POST", "PATCH"):
         error = refused(await client.request(method, path, json={}), 405 if path.startswith("/v1/models") else 404)
         assert error["type"] == "invalid_request_error"
-    for own in ("/v1/jobs/x", "/v1/selections", "/v1/keys/x"):
+    for own in ("/v1/jobs/x", "/v1/strategies/x"):
         assert "error" not in (await client.get(own)).json()
 
 

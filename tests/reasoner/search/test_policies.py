@@ -21,6 +21,7 @@ from reasoner.jobs.request import JobRequest
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from reasoner.search.policies.policy import count_samples, find_sample_number, spread_samples
+from reasoner.strategies.merging.prompts import NOTE
 from tests.reasoner.search.test_stream import Delayed, tree
 from tests.reasoner.test_best_so_far import CancelledAt
 from tests.scripted import ScriptedEngine
@@ -33,6 +34,9 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "self_consistency", "n": 9, "stop": "beta"},
     {"name": "weighted_vote", "n": 5},
     {"name": "tournament", "n": 4},
+    {"name": "synthesize", "n": 4},
+    {"name": "synthesize", "n": 4, "judge": "report", "judged_by": "other", "written_by": "policy"},
+    {"name": "synthesize", "n": 4, "judge": "verifier", "mode": "select", "written_by": "other"},
     {"name": "ab_mcts", "n": 9, "parallel": 3, "request": "Again?"},
     {"name": "ab_mcts", "n": 7, "parallel": 2, "variant": "m", "request": "Again?"},
 ]
@@ -40,6 +44,9 @@ STRATEGIES = st.sampled_from(VARIANTS)
 BUDGETS = st.one_of(st.none(), st.integers(1, 1500))
 WEIGHTS = st.lists(st.floats(0.1, 10), min_size=2, max_size=8)
 MODELS = [{"model": "policy", "weight": 2}, {"model": "other"}]
+SHOWN = "{{ problem }} {% for text in solutions %}{{ text }} {% endfor %}"
+TEMPLATES = {"aggregate": SHOWN + "{{ report }}", "select": SHOWN, "report": SHOWN}
+"""Prompts of merging that fit into the context of an engine without a model."""
 PRICES = {"policy": Prices(generated=1.0), "other": Prices(generated=5.0), "prm": Prices(prompt=2.0)}
 
 
@@ -48,6 +55,7 @@ class Two(Delayed):
 
     async def models(self) -> list[ModelInfo]:
         policy, prm = await super().models()
+        policy = replace(policy, extra=policy.extra | {NOTE: TEMPLATES})
         other = replace(policy, id="other", parameters=3 * policy.parameters, sampling={"temperature": 0.5})
         return [policy, other, prm]
 

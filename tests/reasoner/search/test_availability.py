@@ -1,0 +1,197 @@
+"""A search with several models goes on without one whose server is away, says so, and does the same in a replay."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.protocol.types import (
+    Completion,
+    Delta,
+    EngineBusy,
+    EngineUnavailable,
+    GenerateRequest,
+    ModelInfo,
+    SomeModelsAway,
+)
+from engine.remote.router import RoutedEngine
+from reasoner.admission.refusal import JobRefused
+from reasoner.admission.resolve import resolve_job
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.request import JobRequest
+from reasoner.jobs.spec import JobSpec
+from reasoner.run import JobOutcome, run_job
+from reasoner.search.policies import availability
+from reasoner.search.policies.availability import Availability
+from reasoner.search.policies.policy import Policy
+from tests.reasoner.search.test_policies import NOTE, TEMPLATES, VARIANTS, Two, name_fields
+from tests.specs import build_spec
+from workers.config.settings import Settings
+
+PANEL: dict[str, Any] = {"name": "synthesize", "n": 4, "judge": "report", "judged_by": "other", "written_by": "other"}
+
+
+class Partly(Two):
+    """Serves ``other`` as long as it is not ``away``, and then answers as the router of several servers does.
+
+    ``answers``: the number of its requests that are answered before it goes away.
+    """
+
+    def __init__(self, *, away: bool = False, answers: int = 1000, error: EngineUnavailable | None = None) -> None:
+        super().__init__(1)
+        self.is_away = away
+        self._num_left = answers
+        self._absence = error or EngineUnavailable("http://b could not be reached")
+
+    async def models(self) -> list[ModelInfo]:
+        models = await super().models()
+        if self.is_away:
+            raise SomeModelsAway(str(self._absence), [info for info in models if info.id != "other"])
+        return models
+
+    async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
+        if request.model == "other":
+            if self._num_left == 0:
+                raise self._absence
+            self._num_left -= 1
+        async for event in super().generate(request, stream=stream):
+            yield event
+
+
+def job(strategy: dict[str, Any] = PANEL, wait: float = 0.0, **more: Any) -> JobSpec:
+    models = [{"model": "policy", "wait_seconds": wait}, {"model": "other", "wait_seconds": wait}]
+    return build_spec(name_fields(strategy, models=models, **more))
+
+
+@pytest.fixture(autouse=True)
+def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(availability, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("reasoner.search.branch_runner.RETRY_SECONDS", 0.0)
+
+
+def note_of(outcome: JobOutcome) -> str:
+    return outcome.result.note or ""
+
+
+@pytest.mark.parametrize("strategy", VARIANTS, ids=lambda strategy: "-".join(map(str, strategy.values())))
+@pytest.mark.parametrize("answers", [None, 0])
+async def test_a_search_goes_on_without_a_model_that_is_away_and_names_it(
+    strategy: dict[str, Any], answers: int | None
+) -> None:
+    """At its start, or later. A replay in which the model is back decides the same."""
+    engine = Partly(away=True) if answers is None else Partly(answers=answers)
+    journal = MemoryJournal()
+    outcome = await run_job(job(strategy), engine, journal)
+    assert outcome.status == "completed"
+    assert "went on without model 'other': " in note_of(outcome)
+    assert engine.outstanding == 0
+    before = len(journal.entries)
+    again = await run_job(job(strategy), Partly(), journal)
+    assert len(journal.entries) == before
+    assert replace(again, usage=outcome.usage) == outcome
+
+
+@pytest.mark.parametrize("error", [EngineUnavailable("it is down"), EngineBusy("429: too many requests", 1.0)])
+async def test_the_result_says_why_a_model_was_given_up(error: EngineUnavailable) -> None:
+    outcome = await run_job(job(), Partly(answers=0, error=error), MemoryJournal())
+    assert note_of(outcome) == f"went on without model 'other': {error}"
+    away = await run_job(job(), Partly(away=True), MemoryJournal())
+    assert note_of(away) == "went on without model 'other': its server did not answer at the start"
+
+
+async def test_the_next_model_judges_and_writes_where_the_named_one_is_away() -> None:
+    engine = Partly(answers=1)  # its samples, but neither the report nor the last solution
+    outcome = await run_job(job(), engine, MemoryJournal())
+    assert [request.model for request in engine.requests][-2:] == ["policy", "policy"]
+    assert outcome.status == "completed"
+    assert outcome.result.usage_by_model["other"].generated > 0
+    assert outcome.result.usage_by_model["policy"].generated > 0
+
+
+async def test_a_model_that_is_back_within_its_time_takes_part() -> None:
+    class Flaky(Partly):
+        async def generate(
+            self, request: GenerateRequest, *, stream: bool = False
+        ) -> AsyncIterator[Completion | Delta]:
+            if request.model == "other" and self.failures:
+                self.failures -= 1
+                raise EngineUnavailable("restarting")
+            async for event in super().generate(request, stream=stream):
+                yield event
+
+        failures = 3
+
+    outcome = await run_job(job(wait=60.0), Flaky(), MemoryJournal())
+    calm = await run_job(job(wait=60.0), Partly(), MemoryJournal())
+    assert outcome.result == calm.result
+    assert note_of(outcome) == ""
+
+
+async def test_the_job_waits_where_no_model_answers_or_the_only_one_is_away() -> None:
+    class Down(Two):
+        async def generate(
+            self, request: GenerateRequest, *, stream: bool = False
+        ) -> AsyncIterator[Completion | Delta]:
+            raise EngineUnavailable("down")
+            yield
+
+    with pytest.raises(EngineUnavailable, match="down"):
+        await run_job(job(), Down(1), MemoryJournal())
+    single = build_spec({"problem": "how?", "model": "other", "strategy": {"name": "greedy"}})
+    with pytest.raises(SomeModelsAway):
+        await run_job(single, Partly(away=True), MemoryJournal())
+    healthy = build_spec({"problem": "how?", "model": "policy", "strategy": {"name": "greedy"}, "answer": "text"})
+    assert (await run_job(healthy, Partly(away=True), MemoryJournal())).status == "completed"
+
+
+async def test_a_search_that_began_with_a_model_waits_for_it_when_it_resumes() -> None:
+    journal = MemoryJournal()
+    await run_job(job(), Partly(), journal)
+    journal.entries = journal.entries[:4]
+    with pytest.raises(SomeModelsAway):
+        await run_job(job(), Partly(away=True), journal)
+
+
+def test_a_policy_is_asked_again_until_its_time_is_over() -> None:
+    now = [0.0]
+    info = ModelInfo("a", "generate", 256, 100, 1000)
+    sampling = build_spec({"problem": "?"}).sampling
+    policies = [Policy(info, sampling, wait_seconds=10.0), Policy(info, sampling, wait_seconds=10.0)]
+    state = Availability(policies, lambda: now[0])
+    assert state.record_failure(1) is True
+    now[0] = 9.9
+    assert state.record_failure(1) is True
+    now[0] = 10.0
+    assert state.record_failure(1) is False
+    assert state.record_failure(0) is None
+    state.record_answer(1)
+    now[0] = 20.0
+    assert state.record_failure(0) is False
+    assert Availability(policies[:1], lambda: now[0]).record_failure(0) is None
+
+
+async def test_the_router_lists_the_models_of_servers_that_answer() -> None:
+    class Away(Two):
+        async def models(self) -> list[ModelInfo]:
+            raise EngineUnavailable("http://b is down")
+
+    with pytest.raises(SomeModelsAway, match="http://b is down") as caught:
+        await RoutedEngine(Two(1), {"far": Away(1)}).models()
+    assert [info.id for info in caught.value.known] == ["policy", "other", "prm"]
+    with pytest.raises(EngineUnavailable, match="is down") as all_away:
+        await RoutedEngine(Away(1), {"far": Away(1)}).models()
+    assert not isinstance(all_away.value, SomeModelsAway)
+
+
+async def test_a_judge_or_writer_that_is_none_of_the_jobs_models_is_refused() -> None:
+    request = JobRequest.model_validate(name_fields(PANEL | {"written_by": "gpt"}) | {"budget": {"tokens": 500}})
+    with pytest.raises(JobRefused, match="'gpt' is none of the job's models: name one of policy, other") as caught:
+        await resolve_job(request, Settings(), Two(1))
+    assert caught.value.field == "strategy.written_by"
+    no_report = {"name": "synthesize", "judge": "report", "template": TEMPLATES["select"]}
+    with pytest.raises(JobRefused, match=r"it must use \{\{ report \}\}"):
+        await resolve_job(JobRequest.model_validate(name_fields(no_report)), Settings(), Two(1))
+    assert NOTE == "reasoner_merging"
