@@ -193,7 +193,7 @@ async def _open_policies(
         thoughts = await find_own_thoughts(spec, engine, model) if writes else None
         check_opened_policy(spec, model, thoughts)
         check_budget(spec.budget, model.id, model, prices)
-        wait = 0.0 if spec.models is None else spec.models[index].wait_seconds
+        wait = 0.0 if spec.models is None else spec.models[index].patience
         policies.append(Policy(model, spec.sampling.fill(model.sampling), thoughts, weight, wait))
     return tuple(policies)
 

@@ -30,6 +30,8 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_TEMPLATE_KWARGS = 32
 MAX_ENGINE_WAIT_SECONDS = 30 * 86_400.0
+MODEL_WAIT_SECONDS = 20.0
+"""Time for which one of several models is waited for, unless the job says another."""
 PLACEHOLDER = "{problem}"
 DEFAULT_STRATEGY = "best_of_n"
 FALLBACK_STRATEGY = "self_consistency"
@@ -87,11 +89,17 @@ class PolicySpec(StrictModel):
         1.0,
         description="Its share of the samples, relative to the other weights; of ab_mcts's first round alone.",
     )
-    wait_seconds: Annotated[float, Field(ge=0, le=MAX_ENGINE_WAIT_SECONDS)] = Field(
-        20.0,
+    wait_seconds: Annotated[float, Field(ge=0, le=MAX_ENGINE_WAIT_SECONDS)] | None = Field(
+        None,
         description="Time for which its server may be away before the job goes on without it, as long as another of "
-        "its models answers; the result names it.",
+        f"its models answers; the result names it. By default {MODEL_WAIT_SECONDS:g} seconds.",
+        exclude_if=lambda seconds: seconds is None,
     )
+
+    @property
+    def patience(self) -> float:
+        """The seconds for which its server may be away."""
+        return MODEL_WAIT_SECONDS if self.wait_seconds is None else self.wait_seconds
 
 
 Policies = Annotated[list[PolicySpec], Field(min_length=2, max_length=MAX_POLICIES)]

@@ -79,7 +79,7 @@ def _list_away(spec: JobSpec, error: SomeModelsAway) -> list[str]:
 
 def _get_patience(spec: JobSpec, away: Sequence[str]) -> float:
     """Return the seconds for which the job waits for models that are away before it begins without them."""
-    waits = [entry.wait_seconds for entry in spec.models or () if entry.model in away]
+    waits = [entry.patience for entry in spec.models or () if entry.model in away]
     return min(max(waits), spec.budget.seconds or float("inf"))
 
 
