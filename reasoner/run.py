@@ -125,11 +125,9 @@ async def open_search(
         policy = policy_selector(spec).find(served.values())
         use = strategy.verifier_use(params)
         needs_verifier = use.needs_scores or (use is VerifierUse.OPTIONAL and _has_verifier(spec, served))
-        table, stops_early = None, Feature.EARLY_STOP in strategy.supports
-        if stops_early and needs_verifier:
-            table = _choose_calibration(calibration or shipped_calibration(), spec, policy, served)
-        elif stops_early and use is VerifierUse.OPTIONAL and calibration is not None:  # the shipped table is for scores
-            table = _keep_if_fitting(calibration, calibration.find_mismatch(ModelFingerprint.of_model(policy), None))
+        table = None
+        if Feature.EARLY_STOP in strategy.supports and (needs_verifier or use is VerifierUse.OPTIONAL):
+            table = _choose_calibration(calibration, spec, policy, served, has_scores=needs_verifier)
         spec = resolve_python(spec, [selector.find(served.values()) for selector, _ in policy_selectors(spec)])
         policies = await _open_policies(spec, engine, served, prices or {})
         prompt = await tokenize_problem(spec, engine, policy)
@@ -194,7 +192,8 @@ async def _open_policies(
         check_opened_policy(spec, model, thoughts)
         check_budget(spec.budget, model.id, model, prices)
         wait = 0.0 if spec.models is None else spec.models[index].patience
-        policies.append(Policy(model, spec.sampling.fill(model.sampling), thoughts, weight, wait))
+        sampling = spec.sampling.fill(model.sampling)
+        policies.append(Policy(model, sampling, thoughts, weight=weight, wait_seconds=wait))
     return tuple(policies)
 
 
@@ -251,9 +250,15 @@ def _has_verifier(spec: JobSpec, served: Mapping[str, ModelInfo]) -> bool:
 
 
 def _choose_calibration(
-    calibration: Calibration, spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]
+    given: Calibration | None, spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo], *, has_scores: bool
 ) -> Calibration | None:
-    """Return the table if it holds for the models of this job; otherwise log a warning that names both."""
+    """Return the given table, or else the shipped one, if it holds for the models of this job; otherwise log a warning.
+
+    Without scores of a verifier only a given table can hold: the shipped one is for scores.
+    """
+    if not has_scores:
+        return given and _keep_if_fitting(given, given.find_mismatch(ModelFingerprint.of_model(policy), None))
+    calibration = given or shipped_calibration()
     verifier, selector = spec.verifier, verifier_selector(spec.verifier)
     wrong: str | None = None
     if isinstance(verifier, PrmVerifier | ProbeVerifier) and selector and verifier.aggregation == "last":

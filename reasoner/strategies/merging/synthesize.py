@@ -92,7 +92,7 @@ async def merge(search: Search, solutions: list[Node], params: Synthesize) -> No
     if len(solutions) > 1:
         report = await write_report(search, solutions, params) if params.judge == "report" else ""
         name: PromptName = "aggregate" if is_writing else "select"
-        node, shown = await _ask(search, solutions, name, params, params.written_by, report)
+        node, shown = await _ask(search, solutions, name, params, model=params.written_by, report=report)
         if node is not None and is_writing:
             have_answers = any(other.answer is not None for other in shown)
             chosen = node if node.answer is not None or (node.reason == "stop" and not have_answers) else None
@@ -105,12 +105,12 @@ async def merge(search: Search, solutions: list[Node], params: Synthesize) -> No
 
 async def write_report(search: Search, solutions: list[Node], params: Synthesize) -> str:
     """Return a model's comparison of the solutions; empty if the budget ends before it is written."""
-    node, _ = await _ask(search, solutions, "report", params, params.judged_by, "")
+    node, _ = await _ask(search, solutions, "report", params, model=params.judged_by)
     return "" if node is None else read_answer(node).strip()
 
 
 async def _ask(
-    search: Search, solutions: list[Node], name: PromptName, params: Synthesize, model: str | None, report: str
+    search: Search, solutions: list[Node], name: PromptName, params: Synthesize, *, model: str | None, report: str = ""
 ) -> tuple[Node | None, list[Node]]:
     """Show solutions to a model, and to the next one while its server is away. Return its text, and what it was shown.
 
