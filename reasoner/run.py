@@ -119,9 +119,8 @@ async def open_search(
     """Open the search that ``run_job`` passes to the strategy, with a verifier if the strategy uses one."""
     strategy, params = parse_strategy(spec)
     async with PrefixPin(engine, journal.job_id) as prefix_pin, Equivalence():  # which keeps child processes for reuse
-        entries = [] if spec.models is None else await journal.load()
-        infos, left_out = await find_members(spec, engine, entries)
-        served, spec = {info.id: info for info in infos}, without_members(spec, left_out)
+        served, left_out = await find_members(spec, engine, journal)
+        spec = without_members(spec, left_out)
         policy = policy_selector(spec).find(served.values())
         use = strategy.verifier_use(params)
         needs_verifier = use.needs_scores or (use is VerifierUse.OPTIONAL and _has_verifier(spec, served))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from engine.protocol.refusal import Refusal
 from engine.protocol.types import EngineClient, EngineError, ModelInfo, SomeModelsAway
-from reasoner.jobs.journal import Entry
+from reasoner.jobs.journal import Journal
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.policies.policy import Policy
 from reasoner.search.policies.selection import verifier_selector
@@ -45,28 +45,32 @@ class Availability:
 
 
 async def find_members(
-    spec: JobSpec, engine: EngineClient, entries: Sequence[Entry], clock: Callable[[], float] = time.monotonic
-) -> tuple[list[ModelInfo], list[str]]:
-    """Return the served models, and those of the job's several that it goes on without, since they are away.
+    spec: JobSpec, engine: EngineClient, journal: Journal, clock: Callable[[], float] = time.monotonic
+) -> tuple[dict[str, ModelInfo], list[str]]:
+    """Return the served models by name, and those of the job's several that it goes on without, since they are away.
 
-    Away models are waited for as long as they may be. ``entries`` are the job's journal: a search that has begun keeps
-    its models. Raises ``EngineUnavailable`` if a model that the job needs is away. ``clock`` returns seconds.
+    Away models are waited for as long as they may be; a search that has begun keeps its models. Raises ``EngineUnavailable`` if a model that the job needs is away. ``clock`` returns seconds.
     """
+    entries = [] if spec.models is None else await journal.load()
     left_out = next((entry.data["left_out"] for entry in entries if entry.key.startswith(_DECISION)), None)
     has_begun, began = bool(entries), clock()
     while True:
         try:
-            return await engine.models(), left_out or []
+            return _index_models(await engine.models()), left_out or []
         except SomeModelsAway as error:
             away = _list_away(spec, error)
             if set(away) <= set(left_out or ()):
-                return error.known, left_out or []
+                return _index_models(error.known), left_out or []
             is_optional = set(away) < set(spec.policy_names)
             if has_begun or not is_optional:
                 raise
             if clock() >= began + _get_patience(spec, away):
-                return error.known, away
+                return _index_models(error.known), away
         await asyncio.sleep(RETRY_SECONDS)
+
+
+def _index_models(infos: Sequence[ModelInfo]) -> dict[str, ModelInfo]:
+    return {info.id: info for info in infos}
 
 
 def _list_away(spec: JobSpec, error: SomeModelsAway) -> list[str]:
