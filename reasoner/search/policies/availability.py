@@ -49,7 +49,8 @@ async def find_members(
 ) -> tuple[dict[str, ModelInfo], list[str]]:
     """Return the served models by name, and those of the job's several that it goes on without, since they are away.
 
-    Away models are waited for as long as they may be; a search that has begun keeps its models. Raises ``EngineUnavailable`` if a model that the job needs is away. ``clock`` returns seconds.
+    Away models are waited for as long as they may be; a search that has begun keeps its models. Raises
+    ``EngineUnavailable`` if a model that the job needs is away. ``clock`` returns seconds.
     """
     entries = [] if spec.models is None else await journal.load()
     left_out = next((entry.data["left_out"] for entry in entries if entry.key.startswith(_DECISION)), None)
