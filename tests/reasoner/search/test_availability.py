@@ -27,7 +27,7 @@ from reasoner.run import JobOutcome, run_job
 from reasoner.search.policies import availability
 from reasoner.search.policies.availability import Availability
 from reasoner.search.policies.policy import Policy
-from tests.reasoner.search.test_policies import NOTE, TEMPLATES, VARIANTS, Two, name_fields
+from tests.reasoner.search.test_policies import TEMPLATES, VARIANTS, Two, name_fields
 from tests.specs import build_spec
 from workers.config.settings import Settings
 
@@ -194,4 +194,3 @@ async def test_a_judge_or_writer_that_is_none_of_the_jobs_models_is_refused() ->
     no_report = {"name": "synthesize", "judge": "report", "template": TEMPLATES["select"]}
     with pytest.raises(JobRefused, match=r"it must use \{\{ report \}\}"):
         await resolve_job(JobRequest.model_validate(name_fields(no_report)), Settings(), Two(1))
-    assert NOTE == "reasoner_merging"
