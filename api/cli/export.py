@@ -39,7 +39,7 @@ class Conditions:
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Jobs that ended before then.")] = None
     status: Annotated[str | None, typer.Option(help="Only jobs that ended with this status.")] = None
     strategy: Annotated[str | None, typer.Option(help="Only jobs of this strategy.")] = None
-    model: Annotated[str | None, typer.Option(help="Only jobs whose solutions this model wrote.")] = None
+    model: Annotated[str | None, typer.Option(help="Only jobs of this model, or of this name.")] = None
     min_score: Annotated[
         float | None, typer.Option(min=0, max=1, help="Only jobs whose chosen solution has at least this score.")
     ] = None

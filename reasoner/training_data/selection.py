@@ -54,7 +54,7 @@ class ExportQuery(StrictModel):
     until: Time | None = Field(None, description="Only jobs that ended before then; by default before the request.")
     status: Status | None = Field(None, description="Only jobs that ended with this status.")
     strategy: str | None = Field(None, max_length=200, description="Only jobs of this strategy.")
-    model: str | None = Field(None, max_length=1000, description="Only jobs whose solutions this model wrote.")
+    model: str | None = Field(None, max_length=1000, description="Only jobs of this model, or of this name.")
     min_score: Share | None = Field(
         None, description="Only jobs whose chosen solution has this score, or a higher one."
     )
@@ -126,7 +126,7 @@ class ExportQuery(StrictModel):
     def wants(self, job: Mapping[str, Any]) -> bool:
         """Return True for a job with these properties. Its events may be needed for ``has_score``, too."""
         spec, result = job["spec"], job["result"] or {}
-        models = [spec.get("model"), *(entry["model"] for entry in spec.get("models") or ())]
+        models = [spec.get("model"), spec.get("name"), *(entry["model"] for entry in spec.get("models") or ())]
         confidence = result.get("confidence")
         return (
             job["status"] in TERMINAL_STATUSES  # else it is being retried

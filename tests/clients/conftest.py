@@ -107,7 +107,7 @@ def run_harness(service: Service, tmp_path: Path) -> Run:
 
     def run_example(name: str) -> dict[str, Any]:
         if not (HARNESSES / ".installed").exists():
-            pytest.skip("the harnesses are not installed: run make test-clients")
+            pytest.skip("the harnesses are not installed: run make test-harnesses")
         command = [str(HARNESSES / "bin" / "python"), str(EXAMPLES / name), f"{service.url}/v1", MODEL]
         return run_program(command, folder=tmp_path)
 

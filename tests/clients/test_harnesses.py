@@ -55,7 +55,7 @@ def test_inspect(run_harness: Run) -> None:
 def proxy(service: Service, tmp_path: Path) -> Iterator[Server]:
     program = PROXY / "bin" / "litellm"
     if not program.exists() or not (ENVIRONMENT / ".installed-python").exists():
-        pytest.skip("LiteLLM's proxy is not installed: run make test-clients")
+        pytest.skip("LiteLLM's proxy is not installed: run make test-harnesses")
     (tmp_path / "config.yaml").write_text(_PROXY_CONFIG.format(url=service.url, bot=MODEL))
     port = free_port()
     command = [str(program), "--config", str(tmp_path / "config.yaml"), "--telemetry", "False"]

@@ -121,6 +121,9 @@ async def test_a_key_limited_to_names_reaches_nothing_else(
         assert (await client.get("/v1/models/policy")).status_code == 404
         job_id = await submitted(client, model="heavy")
         await work(job_id)
+        for word, count in {"heavy": 1, "policy": 1, "gpt-4o": 0}.items():
+            exported = (await client.get("/v1/jobs/export", params={"model": word})).text.splitlines()
+            assert len(exported) == count
         for fields in (
             {},
             {"model": "policy"},
