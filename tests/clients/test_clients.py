@@ -55,10 +55,11 @@ def test_openai_in_node(run: Run, await_cancelled: Await) -> None:
     assert found["errors"] == [[404, False]] * 4
 
 
-@pytest.mark.client(name="AI SDK", package="npm:ai", runs=RUNS.removesuffix(", cancel"))
-def test_the_ai_sdk(run: Run) -> None:
+@pytest.mark.client(name="AI SDK", package="npm:ai", runs=RUNS)
+def test_the_ai_sdk(run: Run, await_cancelled: Await) -> None:
     expected: dict[str, Any] = CONVERSATION | {"cut": "length", "error": "AI_APICallError"}
     assert run("ai_sdk.mjs") == {"responses": expected, "chat": expected, "compatible": expected}
+    await_cancelled(3)
 
 
 @pytest.mark.client(name="LiteLLM, as openai/", package="litellm", runs=RUNS)
@@ -74,6 +75,18 @@ def test_litellm_with_a_provider_of_ours(run: Run) -> None:
     assert run("litellm_provider.py") == expected | {"error": True}
 
 
+@pytest.mark.client(name="LiteLLM, as anthropic/", package="litellm", runs="chat, stream, second turn, error")
+def test_litellm_by_its_anthropic_route(run: Run) -> None:
+    expected = {name: CONVERSATION[name] for name in ("plain", "stream", "second")}
+    assert run("litellm_anthropic.py") == expected | {"messages": CAPITAL, "error": "NotFoundError"}
+
+
+@pytest.mark.client(name="Anthropic (Python)", package="anthropic", runs=RUNS)
+def test_anthropic_in_python(run: Run, await_cancelled: Await) -> None:
+    assert run("anthropic_client.py") == CONVERSATION | {"cut": "max_tokens", "error": "NotFoundError"}
+    await_cancelled(1)
+
+
 @pytest.mark.client(name="LangChain", package="langchain-openai", runs=RUNS)
 def test_langchain(run: Run, await_cancelled: Await) -> None:
     expected = CONVERSATION | {"parsed_by_function": PERSON, "error": True, "too_long": True}
@@ -81,10 +94,11 @@ def test_langchain(run: Run, await_cancelled: Await) -> None:
     await_cancelled(2)
 
 
-@pytest.mark.client(name="Pydantic AI", package="pydantic-ai-slim", runs=RUNS.removesuffix(", cancel"))
-def test_pydantic_ai(run: Run) -> None:
+@pytest.mark.client(name="Pydantic AI", package="pydantic-ai-slim", runs=RUNS)
+def test_pydantic_ai(run: Run, await_cancelled: Await) -> None:
     expected = CONVERSATION | {"parsed_by_function": PERSON, "error": "ModelHTTPError"}
     assert run("pydantic_ai_client.py") == {"chat": expected, "responses": expected}
+    await_cancelled(2)
 
 
 @pytest.mark.client(name="instructor", package="instructor", runs="chat, stream, second turn, structured output, error")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from typing import Any
@@ -48,6 +49,9 @@ async def run(make: Any) -> dict[str, Any]:
         await Agent(make("nobody", provider=OpenAIProvider(base_url=BASE, api_key="none"))).run("Who?")
     except Exception as error:
         found["error"] = type(error).__name__
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(10):  # seconds, of the minute that the story takes: then its job is cancelled
+            await agent.run("Tell an endless story.")
     settings: Any = {"max_tokens": 400}
     words = await Agent(real).run(SUM, model_settings=settings)
     history = [*words.all_messages(), *called.all_messages()]
