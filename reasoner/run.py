@@ -119,7 +119,7 @@ async def open_search(
     """Open the search that ``run_job`` passes to the strategy, with a verifier if the strategy uses one."""
     strategy, params = parse_strategy(spec)
     async with PrefixPin(engine, journal.job_id) as prefix_pin, Equivalence():  # which keeps child processes for reuse
-        served, left_out = await find_members(spec, engine, journal)
+        served, left_out = await find_members(spec, engine, journal, cancelled or asyncio.Event())
         spec = without_members(spec, left_out)
         policy = policy_selector(spec).find(served.values())
         use = strategy.verifier_use(params)

@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from api.batches.endpoints import ENDPOINTS
 from api.batches.lines import CHUNK_LINES, InvalidLine, RawLine, parse_line, read_chunk
 from api.batches.results import ResultWriter, build_request_id, describe_invalid, describe_refused
-from api.batches.validation import check_file
+from api.batches.validation import check_file, fail_without_file
 from api.conversation.sent_fields import naming_sent_fields
 from api.http.principal import Principal
 from api.http.problems import INTERNAL, Problem, refusal_problem, validation_problem
@@ -88,8 +88,20 @@ class BatchFeeder:
         await self._batches.hold(batch, pause)
 
     async def _advance(self, batch: FileBatch) -> float:
-        """Do what can be done for a batch now. Return the seconds until there may be more."""
-        if batch.closing is None and batch.is_expired:
+        """Do what can be done for a batch now. Return the seconds until there may be more.
+
+        A batch whose file is gone, or shorter than it was, fails: nothing else could end it.
+        """
+        try:
+            return await self._move(batch)
+        except FileNotFoundError:
+            await self._cancel_jobs(batch)
+            await fail_without_file(batch, self._batches)
+            return 0.0
+
+    async def _move(self, batch: FileBatch) -> float:
+        """Do what can be done for a batch now. Raises ``FileNotFoundError``."""
+        if batch.closing is None and batch.is_expired and batch.stage != "finalizing":
             batch = await self._batches.close(batch, "expired")
         if batch.stage == "validating":
             await check_file(batch, self._state)
@@ -130,6 +142,8 @@ class BatchFeeder:
             return batch, False
         path = self._state.files.get_path(batch.input_file_id)
         lines = await asyncio.to_thread(read_chunk, path, batch.fed, count, settings.body_cap)
+        if not lines:
+            raise FileNotFoundError(path)
         refused = await self._batches.load_refusals(batch, batch.fed.index, len(lines))
         jobs = [
             LineJob(raw.behind) if known is not None else await self._read_line(batch, raw)

@@ -102,6 +102,8 @@ class ResultWriter:
                 count = min(CHUNK_LINES, end - position.index)
                 max_bytes = self._state.settings.body_cap
                 lines = await asyncio.to_thread(read_chunk, self._input, position, count, max_bytes)
+                if not lines:
+                    raise FileNotFoundError(self._input)
                 refusals = await self._batches.load_refusals(batch, position.index, len(lines))
                 for raw, refusal in zip(lines, refusals, strict=True):
                     field, result = await self._build_result(raw, refusal)
@@ -118,7 +120,10 @@ class ResultWriter:
         result: dict[str, Any] = {"id": f"batch_{request_id}", "custom_id": None, "response": None, "error": None}
         if refusal is not None:
             return ERROR, result | json.loads(refusal) | {"line": raw.number}
-        line = parse_line(raw, self._batch.endpoint)
+        try:
+            line = parse_line(raw, self._batch.endpoint)
+        except InvalidLine as error:  # such as one that is longer than a body may be since then
+            return ERROR, result | json.loads(describe_invalid(raw, error)) | {"line": raw.number}
         result["custom_id"] = line.custom_id
         endpoint = ENDPOINTS[self._batch.endpoint]
         job_id, closing = self._batch.job_id(raw.index), self._batch.closing

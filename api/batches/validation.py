@@ -33,8 +33,7 @@ async def check_file(batch: FileBatch, state: ServiceState) -> None:
                 break
             await batches.refuse(batch, await asyncio.to_thread(check.add, lines))
     except FileNotFoundError:
-        message = "the bytes of the file are not in files_dir of this process, which all API processes must share"
-        await _fail(batches, batch, [BatchError(code="file_missing", message=message, param="input_file_id")])
+        await fail_without_file(batch, batches)
         return
     errors = _find_errors(position.index, check)
     if errors:
@@ -89,6 +88,12 @@ def _find_errors(num_lines: int, check: _LineCheck) -> list[BatchError]:
         message = f"{tokens} tokens are too few for {check.num_valid} lines: give at least one token per line"
         return [BatchError(code="budget_too_small", message=message, param="budget.tokens")]
     return []
+
+
+async def fail_without_file(batch: FileBatch, batches: FileBatchStore) -> None:
+    """End a batch whose file this process cannot read."""
+    message = "the bytes of the file are not in files_dir of this process, which all API processes must share"
+    await _fail(batches, batch, [BatchError(code="file_missing", message=message, param="input_file_id")])
 
 
 async def _fail(batches: FileBatchStore, batch: FileBatch, errors: list[BatchError]) -> None:

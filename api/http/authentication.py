@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import re
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,6 +38,7 @@ class AuthenticationMiddleware:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._configured_digests = [_hash_token(key.get_secret_value()) for key in settings.api_keys]
+        self._origins = settings.cors_origins
         self._is_loopback = is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,6 +107,8 @@ class AuthenticationMiddleware:
                 f"{reason}: send one of this service's keys as 'Authorization: Bearer KEY', or as 'x-api-key: KEY'"
             )
         _check_host(scope)
+        if scope["method"] not in ("GET", "HEAD"):
+            check_origin(Headers(scope=scope), self._origins)
         return LOCAL_PRINCIPAL
 
     def _find_configured(self, token: str) -> Principal | None:
@@ -133,6 +138,17 @@ def _check_host(scope: Scope) -> None:
             f"a service without keys accepts requests to this machine only, and {host!r} is another host: call it as "
             "127.0.0.1 or localhost, or make a key with 'reasoner keys create'",
         )
+
+
+def check_origin(headers: Headers, allowed: tuple[str, ...]) -> None:
+    """Raise ``Problem`` for a request of a web page that is neither the service's own nor of a configured origin."""
+    origin = headers.get("origin")
+    if origin is None or origin in allowed or "*" in allowed:
+        return
+    with contextlib.suppress(ValueError):
+        if urlsplit(origin).netloc == headers.get("host"):
+            return
+    raise Problem(403, "forbidden-origin", f"pages of {origin!r} may not call this service: add it to cors_origins")
 
 
 def _create_unauthorized(detail: str) -> Problem:

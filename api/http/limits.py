@@ -99,7 +99,9 @@ def apply_caps(job: dict[str, Any], requested: Budget, limits: Limits) -> dict[s
     budget = job["budget"]
     caps = {"tokens": limits.tokens, "seconds": limits.seconds}
     for name, cap in caps.items():
-        if cap is not None and (budget[name] is None or requested.is_open):
+        if cap is not None and (
+            budget[name] is None or (getattr(requested, name) is None and requested.effort is None)
+        ):
             budget[name] = cap if budget[name] is None else min(cap, budget[name])
     parameters = job["strategy"]
     _check_caps(
@@ -120,6 +122,11 @@ def add_quota_budget(job: dict[str, Any], limits: Limits, settings: Settings) ->
     if budget["tokens"] is None and limits.tokens_a_day is not None:
         budget["tokens"] = min(settings.budget_tokens, limits.tokens_a_day)
     return job
+
+
+def check_daily_tokens(budget: Mapping[str, Any], limits: Limits) -> None:
+    """Raise ``Problem`` for a budget that no day's quota of its owner has room for, so that no waiting helps."""
+    _check_caps([("budget.tokens", budget["tokens"], limits.tokens_a_day)])
 
 
 def check_batch_budget(budget: Mapping[str, int], num_jobs: int, limits: Limits) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from api.http.limits import add_quota_budget, apply_caps, check_batch_budget
+from api.http.limits import add_quota_budget, apply_caps, check_batch_budget, check_daily_tokens
 from api.http.principal import Principal
 from api.http.problems import Problem, refusal_problem
 from api.http.state import ServiceState
@@ -68,6 +68,8 @@ async def accept_job(
     accepted = apply_caps(resolved.model_dump(), request.budget, limits)
     for error in (await state.catalog.find_too_long([resolved])).values():
         raise _too_long(resolved, error)
+    if not in_batch:
+        check_daily_tokens(accepted["budget"], limits)
     return accepted if in_batch else add_quota_budget(accepted, limits, settings)
 
 
@@ -173,12 +175,15 @@ def check_models(request: JobRequest, principal: Principal) -> None:
     if (judge := getattr(request.verifier, "model", None)) is not None:
         given["verifier.model"] = judge
     for field, word in given.items():
-        if not principal.may_use(word):
-            wrong = f"may not use {word!r}" if word else "must name a model"
-            allowed = f"a key limited to {', '.join(sorted(principal.models))}"
-            raise Problem(
-                403, "model-not-allowed", f"{field}: {allowed} {wrong}", errors=[(field, f"{allowed} {wrong}")]
-            )
+        check_word(field, word, principal)
+
+
+def check_word(field: str, word: str, principal: Principal) -> None:
+    """Raise ``Problem`` for a name or model that a key may not use; empty where a field leaves it open."""
+    if principal.models is not None and not principal.may_use(word):
+        wrong = f"may not use {word!r}" if word else "must name a model"
+        message = f"a key limited to {', '.join(sorted(principal.models))} {wrong}"
+        raise Problem(403, "model-not-allowed", f"{field}: {message}", errors=[(field, message)])
 
 
 def _batch_problem(problems: Sequence[tuple[int, Problem]]) -> Problem:

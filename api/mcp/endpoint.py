@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
+from api.http.authentication import check_origin
 from api.http.problems import Problem
 from api.http.request_parsing import parse_json
 from api.mcp.errors import PATH
@@ -37,7 +36,7 @@ class McpEndpoint:
         if scope["method"] != "POST":
             detail = f"{PATH} does not take {scope['method']}: it takes POST, and keeps no sessions"
             raise Problem(405, "method-not-allowed", detail, headers={"Allow": "POST"})
-        _check_origin(Headers(scope=scope), self._settings.cors_origins)
+        check_origin(Headers(scope=scope), self._settings.cors_origins)
         try:
             body = await Request(scope, receive).body()
         except ClientDisconnect:
@@ -92,17 +91,6 @@ def _build_manager(settings: Settings) -> StreamableHTTPSessionManager:
     AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     server = build_server(find_jobs, settings.retention_seconds)
     return StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=settings.body_cap)
-
-
-def _check_origin(headers: Headers, allowed: tuple[str, ...]) -> None:
-    """Raise ``Problem`` for a request of a web page that is neither the service's own nor of a configured origin."""
-    origin = headers.get("origin")
-    if origin is None or origin in allowed or "*" in allowed:
-        return
-    with contextlib.suppress(ValueError):
-        if urlsplit(origin).netloc == headers.get("host"):
-            return
-    raise Problem(403, "forbidden-origin", f"pages of {origin!r} may not call this service: add it to cors_origins")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

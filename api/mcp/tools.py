@@ -75,8 +75,9 @@ def find_tool(name: str) -> ToolEntry:
 def read_arguments(tool: ToolEntry, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the arguments as they were given, without those that are null. Raises ``Problem``."""
     given = {name: value for name, value in (arguments or {}).items() if value is not None}
-    parse_model(tool.arguments, given)
-    return given
+    parsed = parse_model(tool.arguments, given)
+    plain = {name: getattr(parsed, name) for name in ("background", "wait_seconds") if name in given}
+    return given | plain
 
 
 def build_result(output: JobOutput) -> CallToolResult:

@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any
 
+import structlog
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
+from pydantic import ValidationError
 
 from api.http.principal import Reader
 from api.http.problems import Problem, ProblemDocument
@@ -22,6 +24,8 @@ from reasoner.training_data.recorded_job import LeftOut, RecordedJob
 from reasoner.training_data.selection import JOBS, ExportQuery
 from workers.store.broker_errors import BROKER_DOWN
 from workers.store.jobs import JobStore, NoSuchJob
+
+log = structlog.get_logger("reasoner.api")
 
 JSON_LINES = "application/x-ndjson"
 PARQUET = "application/vnd.apache.parquet"
@@ -142,6 +146,10 @@ class _Counts:
             rows = FORMATS[query.format].build(job, query.by, query.margin)
         except LeftOut as reason:
             self._left_out[str(reason)] += 1
+            return []
+        except (ValidationError, LookupError):  # as of a job that another version has stored
+            log.exception("job left out of an export: it cannot be read")
+            self._left_out["unreadable"] += 1
             return []
         self._jobs += 1
         self._rows += len(rows)

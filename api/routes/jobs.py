@@ -18,7 +18,7 @@ from api.http.problems import Problem, ProblemDocument
 from api.http.request_parsing import IdempotencyKey, JsonRoute, check_query_parameters, read_idempotency
 from api.http.search_tree import Tree, build_tree
 from api.http.state import ServiceState, State
-from api.http.submission import submit_job
+from api.http.submission import check_word, submit_job
 from reasoner.jobs.events import MAX_SEQ, Event
 from reasoner.jobs.job import TERMINAL_STATUSES, Job, Status
 from reasoner.jobs.request import JobRequest
@@ -207,9 +207,10 @@ async def cancel(_: Writer, job_id: JobId, state: State) -> Response:
 
 
 @router.post("/{job_id}/retry", status_code=202, response_model=Job, summary="Run a failed job again")
-async def retry(job_id: JobId, state: State, _: Writer) -> Response:
+async def retry(job_id: JobId, state: State, principal: Writer) -> Response:
     """The job continues from its journal and pays for nothing twice. Its events continue after the failure."""
-    settings = state.settings
+    settings, spec = state.settings, (await state.store.get(job_id))["spec"]
+    check_word("model", spec.get("name") or spec["model"], principal)
     quota = settings.limits.for_owner(await state.store.get_owner(job_id)).quota
     job = await state.store.retry(job_id, queue_cap=settings.queue_cap, quota=quota)
     state.reaper.wake()

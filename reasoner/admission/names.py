@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Protocol, Self, get_args
 
@@ -19,7 +19,7 @@ from reasoner.budget.spec import Budget
 from reasoner.jobs.messages import Text
 from reasoner.jobs.request import JobRequest, read_part
 from reasoner.jobs.sampling_spec import Sampling
-from reasoner.jobs.spec import Policies, PromptTemplate, StopStrings, StrategySpec, TemplateKwargs
+from reasoner.jobs.spec import Policies, PolicySpec, PromptTemplate, StopStrings, StrategySpec, TemplateKwargs
 from reasoner.jobs.verifier_specs import Verifier
 
 OFFERED_EFFORTS: Final = ("low", "medium", "high")
@@ -91,11 +91,8 @@ class NamedFields:
     effort_strategy: StrategySpec | None
     """The strategy of the name's effort, where the name gives none itself."""
     fixed: frozenset[str]
-
-    @property
-    def caps(self) -> Mapping[str, float]:
-        """The limits that hold beside those of a request."""
-        return self.fields.get("budget", {}) if "budget" in self.fixed else {}
+    caps: Mapping[str, float]
+    """The limits that hold beside those of a request."""
 
     @property
     def targets(self) -> list[str]:
@@ -109,8 +106,8 @@ class NamedFields:
             return "messages"
         for field in sorted(self.fixed - {"budget"}):
             own, other = self.fields.get(field), given.get(field)
-            if field not in given:
-                continue
+            if field not in given or (field == "strategy" and request.candidates is not None):
+                continue  # candidates are ranked, and no strategy writes any
             if isinstance(own, dict) and isinstance(other, dict):
                 changed = next((part for part, value in other.items() if own.get(part, value) != value), None)
                 if changed is not None:
@@ -129,6 +126,9 @@ class NameService(Protocol):
     def effort(self) -> Mapping[str, Effort]: ...
     @property
     def models(self) -> Mapping[str, ModelDefaults]: ...
+    def remote_models(self) -> Mapping[str, str]:
+        """Return the models that servers are known to have, each with the server's name."""
+        ...
 
 
 def find_name(word: str | None, service: NameService, served: Iterable[str] = ()) -> NamedFields | None:
@@ -143,7 +143,7 @@ def find_name(word: str | None, service: NameService, served: Iterable[str] = ()
             raise NameFault(f"{chain[0][0]!r} stands for itself ({path}): give it a served model")
         chain.append((word, name))
         word = name.model
-    return _merge_chain(chain, word, service.effort) if chain else None
+    return _merge_chain(chain, word, service) if chain else None
 
 
 def find_model(word: str, service: NameService) -> str:
@@ -151,7 +151,7 @@ def find_model(word: str, service: NameService) -> str:
     name = find_name(word, service) if word in service.names else None
     if name is None:
         return word
-    if name.fields.keys() - {"model"}:
+    if name.fields.keys() - {"model"} or name.fixed:
         raise NameFault(f"{word!r} stands for a search, not for a model alone: give a model")
     return str(name.fields["model"])
 
@@ -160,16 +160,21 @@ def _find_entry(word: str, service: NameService, served: Iterable[str]) -> Name 
     if word in service.names:
         return service.names[word]
     model, _, effort = word.rpartition(":")
-    is_model = word in service.models or word in served
+    is_model = word in service.models or word in served or word in service.remote_models()
     return Name(model=model, effort=effort) if model and effort in service.effort and not is_model else None
 
 
-def _merge_chain(chain: list[tuple[str, Name]], model: str | None, efforts: Mapping[str, Effort]) -> NamedFields:
+def _merge_chain(chain: list[tuple[str, Name]], model: str | None, service: NameService) -> NamedFields:
     """Return the fields of names of which each stands for the next, and the last one for ``model``, or for several."""
     fields: dict[str, Any] = {}
+    caps: dict[str, float] = {}
     effort_strategy, is_bounded = None, False
     for word, name in chain:
-        for field, value in _list_fields(word, name, efforts).items():
+        own = _list_fields(word, name, service.effort)
+        if "budget" in name.fixed:
+            limits = own.get("budget", {})
+            caps = limits | caps | {limit: min(caps[limit], limits[limit]) for limit in caps.keys() & limits.keys()}
+        for field, value in own.items():
             present = fields.get(field)
             if field == "budget" and is_bounded:
                 continue
@@ -177,12 +182,29 @@ def _merge_chain(chain: list[tuple[str, Name]], model: str | None, efforts: Mapp
                 fields[field] = value | (present or {})
             else:
                 fields.setdefault(field, value)
-        if not is_bounded and name.own_effort is not None:
-            effort_strategy, is_bounded = efforts[name.own_effort].strategy, True
-    policies = fields.get("models")
-    fields["model"] = model if policies is None else policies[0].model
+        if name.own_effort is not None:
+            strategy = service.effort[name.own_effort].strategy
+            if strategy is not None and "strategy" in name.fixed:
+                fields.setdefault("strategy", strategy)
+            if not is_bounded:
+                effort_strategy, is_bounded = strategy, True
+    if "models" in fields:
+        fields["models"] = replace_aliases(fields["models"], service)
+        model = fields["models"][0].model
+    fields["model"] = model
     fixed = frozenset[str](field for _, name in chain for field in name.fixed)
-    return NamedFields(chain[0][0], fields, None if "strategy" in fields else effort_strategy, fixed)
+    effort_strategy = None if "strategy" in fields else effort_strategy
+    return NamedFields(chain[0][0], fields, effort_strategy, fixed=fixed, caps=caps)
+
+
+def replace_aliases(models: Sequence[PolicySpec], service: NameService) -> list[PolicySpec]:
+    """Return a job's several models with those for which aliases stand. Raises ``NameFault`` for one named twice."""
+    found = [entry.model_copy(update={"model": find_model(entry.model, service)}) for entry in models]
+    words = [entry.model for entry in found]
+    twice = next((word for word in words if words.count(word) > 1), None)
+    if twice is not None:
+        raise NameFault(f"{twice!r} is named twice among the models: name each model once, with its weight")
+    return found
 
 
 def _list_fields(word: str, name: Name, efforts: Mapping[str, Effort]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from engine.protocol.types import EngineError, InvalidRequest, ModelInfo
+from engine.protocol.types import EngineError, InvalidRequest, ModelInfo, SomeModelsAway
 from reasoner.admission.check import check, check_spec
 from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.names import NameFault, find_model
@@ -31,12 +31,15 @@ async def resolve_job(
 
     ``in_batch``: it shares a budget, so that its own is a cap. Names of models in it may be aliases.
     """
+    models: list[ModelInfo] | None
+    known: Sequence[ModelInfo]
     try:
-        models: list[ModelInfo] | None = await catalog.models()
-    except EngineError:
+        known = models = await catalog.models()
+    except EngineError as error:
         models = None  # the job may wait for an engine
+        known = error.known if isinstance(error, SomeModelsAway) else []
     try:
-        submission = Submission.to_service(request, service, models or (), in_batch=in_batch)
+        submission = Submission.to_service(request, service, known, in_batch=in_batch)
     except NameFault as fault:
         raise JobRefused("unknown-model", "model", f"the name {fault}") from None
     name = submission.name
@@ -44,7 +47,7 @@ async def resolve_job(
         if name is not None and (field := name.find_change(request)) is not None:
             raise JobRefused("invalid-request", field, f"the name {name.name!r} fixes it: leave it out")
         merged = merge_sources(submission)
-        spec = _complete(_replace_aliases(merged.spec, service), models or ())
+        spec = _complete(_replace_alias(merged.spec, service), models or ())
         check(Merged(spec, merged.origins), service, models)
     except JobRefused as refusal:
         if name is None or refusal.code != "unknown-model":
@@ -54,29 +57,16 @@ async def resolve_job(
     return spec
 
 
-def _replace_aliases(spec: JobSpec, service: ServiceDefaults) -> JobSpec:
-    """Return the job with the models for which the names among its models stand. Raises ``JobRefused``.
-
-    Where one of several models is named, a name can stand for a model alone.
-    """
-    changes: dict[str, Any] = {}
-    if spec.models is not None:
-        changes["models"] = [
-            entry.model_copy(update={"model": _find_model(entry.model, f"models.{index}.model", service)})
-            for index, entry in enumerate(spec.models)
-        ]
-        changes["model"] = changes["models"][0].model
+def _replace_alias(spec: JobSpec, service: ServiceDefaults) -> JobSpec:
+    """Return the job with the model for which an alias as its verifier's model stands. Raises ``JobRefused``."""
     judge = getattr(spec.verifier, "model", None)
-    if spec.verifier is not None and judge is not None:
-        changes["verifier"] = spec.verifier.model_copy(update={"model": _find_model(judge, "verifier.model", service)})
-    return spec.model_copy(update=changes)
-
-
-def _find_model(word: str, field: str, service: ServiceDefaults) -> str:
+    if spec.verifier is None or judge is None:
+        return spec
     try:
-        return find_model(word, service)
+        model = find_model(judge, service)
     except NameFault as fault:
-        raise JobRefused("unknown-model", field, f"the name {fault}") from None
+        raise JobRefused("unknown-model", "verifier.model", f"the name {fault}") from None
+    return spec.model_copy(update={"verifier": spec.verifier.model_copy(update={"model": model})})
 
 
 def resolve_program_job(request: JobRequest, models: Mapping[str, ModelDefaults] | None = None) -> JobSpec:

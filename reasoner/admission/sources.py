@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from engine.protocol.types import ModelInfo
 from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.effort import Effort
-from reasoner.admission.names import Name, NamedFields, find_name
+from reasoner.admission.names import Name, NamedFields, find_name, replace_aliases
 from reasoner.answers.instruction import find_instruction
 from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import VerifierSpec
@@ -57,6 +57,10 @@ class ServiceDefaults(Protocol):
     def effort(self) -> Mapping[str, Effort]: ...
     @property
     def names(self) -> Mapping[str, Name]: ...
+    def remote_models(self) -> Mapping[str, str]:
+        """Return the models that servers are known to have, each with the server's name."""
+        ...
+
     @property
     def prices(self) -> Mapping[str, Prices]: ...
     @property
@@ -97,6 +101,8 @@ class Submission:
         Raises ``NameFault`` for a name that stands for itself.
         """
         models = list(models)
+        if request.models is not None:
+            request = request.model_copy(update={"models": replace_aliases(request.models, service)})
         name = find_name(request.model, service, [info.id for info in models])
         model = _name_model(request) if name is None else name.fields["model"]
         model = model or service.model_name
@@ -164,6 +170,8 @@ def _read_name(fields: Fields, submission: Submission) -> Fields:
         given.pop("budget", None)
     elif name.effort_strategy is not None:
         given["strategy"] = _fit_strategy(name.effort_strategy, given | fields, submission)
+    if "strategy" in given and "strategy" in name.fixed:
+        given["strategy"] = _fit_strategy(given["strategy"], given | fields, submission)
     if request.has_system_message:
         given.pop("system", None)
     if request.candidates is not None:  # which are ranked: nothing is written

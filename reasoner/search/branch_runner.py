@@ -231,10 +231,10 @@ class BranchRunner:
             waiting, refusal = [siblings[index] for index in missing], None
             if isinstance(error, EngineUnavailable):
                 may_return = self._availability.record_failure(siblings[0].parent.policy)
-                if may_return:
+                if may_return and self._search.ledger.seconds_left() != 0.0:
                     await self._ask_again(waiting)
                     return
-                if may_return is False:
+                if may_return is not None:
                     refusal = make_absence(error)
             elif isinstance(error, EngineError):
                 refusal = make_refusal(error)
@@ -249,14 +249,18 @@ class BranchRunner:
             self._fail(None if refusal else error)
 
     async def _ask_again(self, branches: Sequence[Generation]) -> None:
-        """Request branches again whose server is away; those that have tokens go into the journal before."""
+        """Request branches again whose server is away.
+
+        Those that have tokens go into the journal instead, from which the strategy starts them anew.
+        """
+        waiting = [branch for branch in branches if not branch.arrived.token_ids]
         for branch in branches:
             if branch.arrived.token_ids:
                 branch.finish(None)
                 self._add_ready(branch)
         await asyncio.sleep(RETRY_SECONDS)
         if not self._is_stopping:
-            self._request_segments([branch for branch in branches if branch.state is not State.READY])
+            self._request_segments(waiting)
 
     async def _add_segment(self, branch: Generation, segment: Completion) -> None:
         """Add a segment to its branch, and request the next one if the branch goes on."""

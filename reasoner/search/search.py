@@ -8,6 +8,7 @@ so the strategy makes the same decisions and continues from where it was.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -15,19 +16,21 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from engine.protocol.types import ModelInfo, TokenizeRequest, Tokens
+from engine.protocol.types import EngineUnavailable, ModelInfo, TokenizeRequest, Tokens
 from engine.protocol.wire import write_tokens
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.votes import find_vote_form
 from reasoner.budget.allocator import MAX_TRUST, JobProgress, TokenRequest
 from reasoner.budget.usage import Usage
+from reasoner.deadline import run_unless
 from reasoner.jobs.job import TokenProbability
+from reasoner.jobs.journal import JobCancelled
 from reasoner.search.answer_logprobs import compute_logprobs
 from reasoner.search.brought.candidates import add_candidates
 from reasoner.search.candidates import list_finished, select_candidates
 from reasoner.search.context import SearchContext
 from reasoner.search.grants import Grants
-from reasoner.search.policies.availability import MEMBERS, describe_absences
+from reasoner.search.policies.availability import MEMBERS, RETRY_SECONDS, describe_absences
 from reasoner.search.policies.forced_calls import choose_natively
 from reasoner.search.policies.policy import Policy, check_room, count_samples, find_sample_number
 from reasoner.search.replay import PendingEntry, ReplayLog
@@ -55,6 +58,7 @@ class Search:
         self._weights = [policy.weight for policy in context.policies]
         self._replay_log = replay_log
         self._open_streams: set[Stream] = set()
+        self._absences: dict[int, str] = {}
         answers = AnswerFinder(spec.answer, context.ledger.seconds_until_cut)
         self._shared = StreamContext(context, spec.seed, replay_log=replay_log, answers=answers, root=self.root)
         self._shared.finish_from_reserve = self._finish_from_reserve
@@ -100,7 +104,7 @@ class Search:
         """Sentences on models that were away, and on what the verifier was asked in vain."""
         recorder = self._scores or self._comparisons
         missing = None if recorder is None else recorder.describe_missing()
-        absences = describe_absences(self._context.left_out, self.root, self.policies)
+        absences = describe_absences(self._context.left_out, self.root, self.policies, self._absences)
         return ". ".join(filter(None, (absences, missing))) or None
 
     @property
@@ -272,6 +276,35 @@ class Search:
         model = context.policies[policy].model
         variables = spec.template_kwargs | choose_natively(spec, model) if calls else spec.chat_template_kwargs
         return await context.engine.tokenize(TokenizeRequest(model.id, text, special=False, template_kwargs=variables))
+
+    async def find_absence(self, policy: int, purpose: str) -> str | None:
+        """Return why a policy's server cannot go on; ``None`` if it can, or if no other policy could replace it.
+
+        The server is waited for as for a branch. The result is recorded for ``purpose``, which is asked once.
+        """
+        if len(self.policies) == 1:
+            return None
+
+        async def find() -> str:
+            while True:
+                try:
+                    await self.tokenize("?", policy)
+                except EngineUnavailable as error:
+                    may_return = self._shared.availability.record_failure(policy)
+                    if may_return is None:
+                        raise
+                    if not may_return or self.ledger.seconds_left() == 0.0:
+                        return str(error) or type(error).__name__
+                else:
+                    return ""
+                await run_unless(self._context.cancelled, lambda: asyncio.sleep(RETRY_SECONDS))
+                if self._context.cancelled.is_set():
+                    raise JobCancelled
+
+        reason = await self.record_result(f"reach:{purpose}:{policy}", find)
+        if reason:
+            self._absences[policy] = reason
+        return reason or None
 
     async def _start_roots(self) -> list[Node]:
         """Ask each policy the question. Raises ``InvalidRequest`` if that leaves one of them no room for an answer."""

@@ -74,7 +74,7 @@ class LiveSettings:
         changed = {name for name in type(read).model_fields if getattr(read, name) != getattr(self._settings, name)}
         reloaded = changed & RELOADABLE
         if _list_endpoints(read) != _list_endpoints(self._settings):
-            reloaded -= {"models"}
+            reloaded -= {"models", "names"}  # which may stand for a model that is served after a restart only
         self._settings = self._settings.renewed({name: getattr(read, name) for name in reloaded})
         log.info("configuration read again", changed=sorted(reloaded))
         if changed - reloaded:

@@ -24,7 +24,7 @@ from engine.remote.proxies import InvalidProxy, find_proxy_url
 from reasoner.admission.calibration import load_calibration
 from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.effort import DEFAULT_EFFORTS, Effort
-from reasoner.admission.names import Name, NameFault, find_model, find_name
+from reasoner.admission.names import Name, NameFault, find_name
 from reasoner.budget.spec import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
 from reasoner.confidence.calibration import Calibration, CalibrationError
 from reasoner.jobs.spec import FALLBACK_STRATEGY, EngineWait
@@ -370,17 +370,20 @@ def _check_names(settings: Settings) -> None:
     served = settings.list_served()
     for word, name in settings.names.items():
         where = f"names.{word}"
-        if word in served or word in settings.models:
+        if not word.strip():
+            raise ConfigError(f"names: {word!r} is no name: give it a word")
+        if word in served or word in settings.models or word in (settings.model_name, settings.prm_name):
             raise ConfigError(f"{where}: {word!r} is a served model: give the name another word")
         if name.own_effort is not None and name.own_effort not in settings.effort:
             efforts = ", ".join(settings.effort)
             raise ConfigError(f"{where}.effort: there is no effort {name.own_effort!r}; known are {efforts}")
         try:
             found = find_name(word, settings)
-            for target in found.targets if found is not None else ():
-                find_model(target, settings)
         except NameFault as fault:
             raise ConfigError(f"{where}: {fault}") from None
+        idle = [] if found is None else sorted(found.fixed - found.fields.keys() - {"system"})
+        if idle:
+            raise ConfigError(f"{where}.fixed: the name does not give {idle[0]!r}: give it, or leave it out of 'fixed'")
 
 
 def _check_proxies(settings: Settings) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from engine.protocol.refusal import Refusal
 from engine.protocol.types import EngineClient, EngineError, ModelInfo, SomeModelsAway
-from reasoner.jobs.journal import Journal
+from reasoner.deadline import run_unless
+from reasoner.jobs.journal import JobCancelled, Journal
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.policies.policy import Policy
 from reasoner.search.policies.selection import verifier_selector
@@ -39,18 +40,23 @@ class Availability:
         ``None`` if no policy answers, so that the job waits as one with a single model does.
         """
         since = self._away_since.setdefault(policy, self._clock())
-        if len(self._away_since) == len(self._policies):
-            return None
-        return self._clock() < since + self._policies[policy].wait_seconds
+        if self._clock() < since + self._policies[policy].wait_seconds:
+            return True
+        return None if len(self._away_since) == len(self._policies) else False
 
 
 async def find_members(
-    spec: JobSpec, engine: EngineClient, journal: Journal, clock: Callable[[], float] = time.monotonic
+    spec: JobSpec,
+    engine: EngineClient,
+    journal: Journal,
+    cancelled: asyncio.Event,
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[dict[str, ModelInfo], list[str]]:
     """Return the served models by name, and those of the job's several that it goes on without, since they are away.
 
     Away models are waited for as long as they may be; a search that has begun keeps its models. Raises
-    ``EngineUnavailable`` if a model that the job needs is away. ``clock`` returns seconds.
+    ``EngineUnavailable`` if a model that the job needs is away, its verifier's among them, and ``JobCancelled`` as soon
+    as ``cancelled`` is set. ``clock`` returns seconds.
     """
     entries = [] if spec.models is None else await journal.load()
     left_out = next((entry.data["left_out"] for entry in entries if entry.key.startswith(_DECISION)), None)
@@ -62,12 +68,15 @@ async def find_members(
             away = _list_away(spec, error)
             if set(away) <= set(left_out or ()):
                 return _index_models(error.known), left_out or []
-            is_optional = set(away) < set(spec.policy_names)
+            verifier = verifier_selector(spec.verifier)
+            is_optional = set(away) < set(spec.policy_names) and (verifier is None or verifier.name not in away)
             if has_begun or not is_optional:
                 raise
             if clock() >= began + _get_patience(spec, away):
                 return _index_models(error.known), away
-        await asyncio.sleep(RETRY_SECONDS)
+        await run_unless(cancelled, lambda: asyncio.sleep(RETRY_SECONDS))
+        if cancelled.is_set():
+            raise JobCancelled
 
 
 def _index_models(infos: Sequence[ModelInfo]) -> dict[str, ModelInfo]:
@@ -101,9 +110,15 @@ def make_absence(error: EngineError) -> Refusal:
     return Refusal(str(error), None, "away")
 
 
-def describe_absences(left_out: Sequence[str], root: Node, policies: Sequence[Policy]) -> str | None:
-    """Return a sentence that names the models without which the search went on; ``None`` if it had all of them."""
+def describe_absences(
+    left_out: Sequence[str], root: Node, policies: Sequence[Policy], replaced: Mapping[int, str]
+) -> str | None:
+    """Return a sentence that names the models without which the search went on; ``None`` if it had all of them.
+
+    ``replaced``: the reasons of those that another one replaced before a branch, by their index.
+    """
     reasons = dict.fromkeys(left_out, "its server did not answer at the start")
+    reasons |= {policies[policy].model.id: reason for policy, reason in replaced.items()}
     for node in root.walk():
         if node.refusal is not None and node.refusal.kind == "away":
             reasons.setdefault(policies[node.policy].model.id, node.refusal.message)

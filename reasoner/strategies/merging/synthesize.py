@@ -119,6 +119,8 @@ async def _ask(
     order = range(len(search.policies))
     shown: list[Node] = []
     for policy in sorted(order, key=lambda index: (search.policies[index].model.id != model, index)):
+        if await search.find_absence(policy, name) is not None:
+            continue
         is_report = name == "report"
         prompt = MergingPrompt(
             search,

@@ -61,9 +61,13 @@ class _Number:
 
 
 def check_arguments(arguments: str) -> None:
-    """Raise ``MalformedCall`` if a text is not a JSON object, or gives an argument twice."""
+    """Raise ``MalformedCall`` if a text is not a JSON object that every client can read, or gives an argument twice."""
     if not isinstance(parse_json(arguments), dict):
         raise MalformedCall(f"the arguments must be a JSON object, not {excerpt(arguments)}")
+    try:
+        json.dumps(json.loads(arguments), allow_nan=False, ensure_ascii=False).encode()
+    except ValueError as error:  # 1e999, half of a surrogate pair, a number of thousands of digits
+        raise MalformedCall(f"the arguments have a value that clients cannot read: {error}") from None
 
 
 def canonicalize_arguments(arguments: str) -> str:

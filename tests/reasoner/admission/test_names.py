@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol.types import ModelInfo
+from engine.protocol.types import EngineUnavailable, ModelInfo
 from reasoner.admission.effort import DEFAULT_EFFORTS
 from reasoner.admission.names import Name, NameFault, find_model, find_name
 from reasoner.admission.refusal import JobRefused
@@ -16,6 +16,7 @@ from reasoner.budget.spec import Budget
 from reasoner.jobs.request import JobRequest
 from reasoner.jobs.spec import JobSpec
 from tests.seeds import shift
+from workers.config.engine_profiles import EngineProfile
 from workers.config.settings import Settings
 
 HEAVY: dict[str, Any] = {
@@ -145,6 +146,39 @@ async def test_a_name_of_several_models_samples_from_all_of_them() -> None:
     assert (job.model, job.policy_names) == ("policy", ["policy", "other"])
     ranked = await resolve(names, "panel", candidates=["2", "3"])
     assert (ranked.models, ranked.strategy.name) == (None, "select")
+
+
+async def test_a_fixed_budget_and_a_fixed_strategy_hold_for_names_and_efforts_around_them() -> None:
+    capped = {"model": "policy", "effort": "low", "fixed": ["budget", "strategy"]}
+    for word, fields in (("capped:max", {}), ("alias", {}), ("capped", {"budget": {"effort": "max"}})):
+        names = {"capped": capped, "alias": {"model": "capped", "budget": {"tokens": 999_999}}}
+        job = await resolve(names, word, **fields)
+        assert (job.budget.tokens, job.strategy.params["n"]) == (5_000, 4)
+    ranked = await resolve({"capped": capped}, "capped", candidates=["2", "3"], strategy={"name": "select"})
+    assert ranked.strategy.name == "select"
+
+
+async def test_aliases_among_several_models_have_the_settings_of_their_models_and_are_named_once() -> None:
+    names = {"mine": {"model": "policy"}, "both": {"models": [{"model": "mine"}, {"model": "other"}]}}
+    plain = await resolve({}, "policy", strategy={"name": "weighted_vote"})
+    job = await resolve(names, "both", strategy={"name": "weighted_vote"})
+    assert (job.policy_names, job.verifier) == (["policy", "other"], plain.verifier)
+    assert (await resolve(names, "both", candidates=["2", "3"])).model == "policy"
+    twice = {"mine": {"model": "policy"}, "both": {"models": [{"model": "mine"}, {"model": "policy"}]}}
+    assert "'policy' is named twice among the models" in str(await refuse(twice, "both"))
+    locked = {"mine": {"model": "policy", "system": "Hi", "fixed": ["system"]}}
+    refusal = await refuse(locked, "mine", verifier={"kind": "judge", "model": "mine"})
+    assert "stands for a search" in str(refusal)
+
+
+async def test_a_model_of_a_server_that_ends_as_an_effort_is_that_model_while_the_server_is_away() -> None:
+    class Away:
+        async def models(self) -> list[ModelInfo]:
+            raise EngineUnavailable("no engine answers")
+
+    ollama = EngineProfile.model_validate({"url": "http://127.0.0.1:1", "models": ["phi3:medium"]})
+    job = await resolve_job(JobRequest(problem="?", model="phi3:medium"), Settings(engines={"o": ollama}), Away())
+    assert (job.model, job.name) == ("phi3:medium", None)
 
 
 async def test_a_model_that_is_gone_is_refused_with_the_name_that_stands_for_it() -> None:

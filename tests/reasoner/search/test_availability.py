@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -16,11 +17,12 @@ from engine.protocol.types import (
     GenerateRequest,
     ModelInfo,
     SomeModelsAway,
+    TokenizeRequest,
 )
 from engine.remote.router import RoutedEngine
 from reasoner.admission.refusal import JobRefused
 from reasoner.admission.resolve import resolve_job
-from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.journal import JobCancelled, MemoryJournal
 from reasoner.jobs.request import JobRequest
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
@@ -155,6 +157,68 @@ async def test_a_search_that_began_with_a_model_waits_for_it_when_it_resumes() -
         await run_job(job(), Partly(away=True), journal)
 
 
+async def test_a_branch_that_loses_its_server_in_the_middle_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens are those of an undisturbed run, none is generated twice, and a replay decides the same."""
+    monkeypatch.setattr("reasoner.search.generation.SEGMENT_TOKENS", 8)
+
+    class Hiccup(Partly):
+        failures = 2
+
+        async def generate(
+            self, request: GenerateRequest, *, stream: bool = False
+        ) -> AsyncIterator[Completion | Delta]:
+            has_begun = any(branch.generated for branch in request.branches)
+            if request.model == "other" and has_begun and self.failures:
+                self.failures -= 1
+                raise EngineUnavailable("restarting")
+            async for event in super().generate(request, stream=stream):
+                yield event
+
+    engine, journal = Hiccup(), MemoryJournal()
+    strategy = {"name": "self_consistency", "n": 6}
+    outcome = await run_job(job(strategy, wait=60.0), engine, journal)
+    calm = await run_job(job(strategy, wait=60.0), Partly(), MemoryJournal())
+    assert engine.failures == 0
+    assert outcome.result == calm.result
+    assert outcome.usage.generated == calm.usage.generated
+    assert len(set(engine.generated)) == len(engine.generated)
+    again = await run_job(job(strategy, wait=60.0), Partly(), journal)
+    assert again.result == outcome.result
+
+
+async def test_a_writer_whose_server_does_not_even_tokenize_is_replaced() -> None:
+    class Dead(Partly):
+        dies = True
+
+        async def tokenize(self, request: TokenizeRequest) -> tuple[int, ...]:
+            if self.dies and request.model == "other" and self._num_left == 0:
+                raise EngineUnavailable("http://b could not be reached")
+            return await super().tokenize(request)
+
+    journal = MemoryJournal()
+    outcome = await run_job(job(), Dead(answers=1), journal)
+    assert note_of(outcome) == "went on without model 'other': http://b could not be reached"
+    again = await run_job(job(), Partly(), journal)
+    assert (again.result, note_of(again)) == (outcome.result, note_of(outcome))
+
+
+async def test_a_job_waits_for_a_member_that_is_its_verifier() -> None:
+    judge = {"verifier": {"kind": "judge", "model": "other"}, "strategy": {"name": "best_of_n", "n": 4}}
+    with pytest.raises(SomeModelsAway):
+        await run_job(
+            build_spec(name_fields(judge["strategy"], verifier=judge["verifier"])), Partly(away=True), MemoryJournal()
+        )
+
+
+async def test_a_wait_for_a_member_ends_with_the_jobs_time_and_when_it_is_cancelled() -> None:
+    outcome = await run_job(job(wait=3600.0, budget={"seconds": 0.2}), Partly(answers=0), MemoryJournal())
+    assert "went on without model 'other'" in note_of(outcome)
+    cancelled = asyncio.Event()
+    cancelled.set()
+    with pytest.raises(JobCancelled):
+        await run_job(job(wait=3600.0), Partly(away=True), MemoryJournal(), cancelled=cancelled)
+
+
 def test_a_policy_is_asked_again_until_its_time_is_over() -> None:
     now = [0.0]
     info = ModelInfo("a", "generate", 256, 100, 1000)
@@ -166,11 +230,12 @@ def test_a_policy_is_asked_again_until_its_time_is_over() -> None:
     assert state.record_failure(1) is True
     now[0] = 10.0
     assert state.record_failure(1) is False
+    assert state.record_failure(0) is True  # its own time has just begun
+    now[0] = 20.0
     assert state.record_failure(0) is None
     state.record_answer(1)
-    now[0] = 20.0
     assert state.record_failure(0) is False
-    assert Availability(policies[:1], lambda: now[0]).record_failure(0) is None
+    assert Availability([Policy(info, sampling)], lambda: now[0]).record_failure(0) is None
 
 
 async def test_the_router_lists_the_models_of_servers_that_answer() -> None:

@@ -158,7 +158,7 @@ end
 -- Move all times of future actions back by as much as the clock was set back (or as a new server's clock is slow);
 -- otherwise jobs of dead workers would be kept for as long.
 local function set_back(by)
-  for _, index in ipairs({ DUE, WEBHOOKS }) do
+  for _, index in ipairs({ DUE, WEBHOOKS, OPEN_BATCHES }) do
     for _, id in ipairs(redis.call('ZRANGE', index, 0, -1)) do
       redis.call('ZINCRBY', index, -by, id)
     end
