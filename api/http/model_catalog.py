@@ -9,7 +9,14 @@ import time
 from collections.abc import Sequence
 
 from engine.protocol.request_checks import PromptTooLong
-from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest, ModelInfo
+from engine.protocol.types import (
+    EngineClient,
+    EngineError,
+    EngineUnavailable,
+    InvalidRequest,
+    ModelInfo,
+    SomeModelsAway,
+)
 from engine.remote.health import Health, ReplicaHealth
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.policies.policy import render_problem, tokenize_problem
@@ -42,6 +49,13 @@ class ModelCatalog:
             raise self._result
         return self._result
 
+    async def list_answering(self) -> list[ModelInfo]:
+        """Return the models of the engines that answer. Raises ``EngineError`` if none does in time."""
+        try:
+            return await self.models()
+        except SomeModelsAway as error:
+            return error.known
+
     async def find_too_long(self, specs: Sequence[JobSpec]) -> dict[int, PromptTooLong]:
         """Return the errors of questions that leave no room in a policy's context, by the index of their resolved jobs.
 
@@ -49,7 +63,7 @@ class ModelCatalog:
         """
         found: dict[int, PromptTooLong] = {}
         with contextlib.suppress(EngineError, TimeoutError):
-            served = {info.id: info for info in await self.models()}
+            served = {info.id: info for info in await self.list_answering()}
             async with asyncio.timeout(TOKENIZE_SECONDS):
                 for index, spec in enumerate(specs):
                     for selector, _ in policy_selectors(spec):
@@ -77,7 +91,7 @@ class ModelCatalog:
 
         Raises ``InvalidRequest`` if its server counts no tokens, and ``EngineError`` if it does not answer in time.
         """
-        served = {info.id: info for info in await self.models()}
+        served = {info.id: info for info in await self.list_answering()}
         selector, _ = policy_selectors(spec)[0]
         policy = served.get(selector.name or "")
         if policy is None:
@@ -96,7 +110,7 @@ class ModelCatalog:
         A model thinks if the delimiters of its thoughts are known, or its server limits thoughts. Raises
         ``EngineError`` if no engine answers.
         """
-        served = {info.id: info for info in await self.models()}
+        served = {info.id: info for info in await self.list_answering()}
         policies = [served[selector.name] for selector, _ in policy_selectors(spec) if selector.name in served]
         for policy in policies:
             if not policy.limits_thoughts and await find_own_thoughts(spec, self._engine, policy) is None:

@@ -13,7 +13,7 @@ from api.http.principal import AnyPrincipal, MetricsReader
 from api.http.problems import RETRY_AFTER, Problem, ProblemDocument
 from api.http.state import ServiceState, State
 from api.openai.errors import ErrorDocument
-from engine.protocol.types import EngineError, ModelInfo, SomeModelsAway
+from engine.protocol.types import EngineError, ModelInfo
 from engine.protocol.wire import write_model
 from reasoner.admission.names import OFFERED_EFFORTS, NamedFields, find_model, find_name
 from reasoner.admission.resolve import describe_defaults
@@ -128,9 +128,7 @@ async def _list_models(state: ServiceState, more: str | None = None) -> dict[str
     ``more`` is a further name to include. ``created`` is when this process started.
     """
     try:
-        served = await state.catalog.models()
-    except SomeModelsAway as error:
-        served = error.known
+        served = await state.catalog.list_answering()
     except EngineError as error:
         raise Problem(503, "engine-unavailable", str(error), headers=RETRY_AFTER) from None
     common = {"object": "model", "created": int(state.started_at), "owned_by": "reasoner"}

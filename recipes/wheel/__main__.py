@@ -44,16 +44,16 @@ WAVE = 200
 BELIEVED = 0.5
 """Least score of a solution that is trained on."""
 BATCH_TOKENS = 2048
-MUON_RATE, ADAM_RATE = 0.006, 0.001
+MUON_RATE, ADAM_RATE = 0.001, 0.0002
 SEED = 17
 
 
 def main() -> None:
     """Run all parts that have not run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", type=int, default=1500, help="training problems to search")
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--heldout", type=int, default=600, help="problems to measure on")
+    parser.add_argument("--problems", type=int, default=800, help="training problems to search")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--heldout", type=int, default=300, help="problems to measure on")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--url", help="a running service; default: one of its own")
     parser.add_argument("--work", type=Path, default=WORK)

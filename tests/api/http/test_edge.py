@@ -180,6 +180,15 @@ def test_the_embedded_broker_outlasts_a_stop_of_the_whole_group(tmp_path: Path) 
     assert not alive(server)
 
 
+async def test_pages_of_others_cannot_upload_to_a_service_without_keys(client: httpx.AsyncClient) -> None:
+    """Browsers send forms of any page without asking."""
+    form: Any = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "batch"}}
+    refused = await client.post("/v1/files", headers={"Origin": "https://evil.example"}, **form)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden_origin")
+    own = await client.post("/v1/files", headers={"Origin": "http://127.0.0.1"}, **form)
+    assert own.status_code == 200
+
+
 def test_the_embedded_broker_ends_in_order_when_its_starter_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, threading; from pathlib import Path; from workers.broker.embedded import EmbeddedBroker\n"

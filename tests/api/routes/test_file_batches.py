@@ -357,6 +357,20 @@ async def test_lines_that_have_not_ended_at_the_end_of_the_window_are_errors(
         assert (counts["queued"], counts["in_progress"]) == (0, 0)
 
 
+async def test_a_batch_whose_file_is_lost_while_it_runs_fails_and_does_not_stay_open(settings: Settings) -> None:
+    """As in a container that is made anew without the volume of its files."""
+    async with listening(settings) as address, AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as ai:
+        batch = await submit(ai, [line(str(number), JOBS) for number in range(3)], JOBS)
+        await until(ai, batch.id, lambda batch: batch.status == "in_progress")
+        [path] = [path for path in settings.data_dir.rglob(f"*{batch.input_file_id}*") if path.is_file()]
+        path.unlink()
+        await ai.batches.cancel(batch.id)
+        failed = await ended(ai, batch.id)
+    assert failed.status == "failed"
+    assert failed.errors is not None
+    assert [error.code for error in failed.errors.data or ()] == ["file_missing"]
+
+
 async def test_few_jobs_of_a_long_file_wait_at_a_time_and_no_process_is_needed_to_the_end(
     settings: Settings, url: str, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,8 +41,9 @@ async function run(make) {
     found.error = error.name;
   }
   const stop = new AbortController(); // aborted as soon as the answer begins, which cancels the job behind it
-  const endless = streamText({ model: make(model), messages: [story], maxRetries: 0, abortSignal: stop.signal, onError: () => {} });
-  for await (const part of endless.fullStream) if (part.type === "start-step") stop.abort();
+  const raw = { includeRawChunks: true, abortSignal: stop.signal, onError: () => {} };
+  const endless = streamText({ model: make(model), messages: [story], maxRetries: 0, ...raw });
+  for await (const part of endless.fullStream) if (part.type === "raw") stop.abort();
   const real = { model: make(realModel), maxOutputTokens: 400 };
   const words = await ask([sum], real);
   const history = [sum, ...words.response.messages, weather, ...called.response.messages];

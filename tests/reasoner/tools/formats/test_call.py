@@ -87,6 +87,9 @@ def test_a_canonical_text_is_json_of_the_same_value(value: Any) -> None:
         ('{"a": "line\nbreak"}', "not JSON"),
         ('{"a":' + "[" * 100_000, "nested more than 100 deep"),
         ('{"a": 1e' + "9" * 5000 + "}", "not JSON"),
+        ('{"a": 1e999}', "a value that clients cannot read"),
+        ('{"a": "\\ud800"}', "a value that clients cannot read"),
+        ('{"a": ' + "7" * 5000 + "}", "a value that clients cannot read"),
     ],
 )
 def test_arguments_that_are_no_object_are_malformed(arguments: str, message: str) -> None:
