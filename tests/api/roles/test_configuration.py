@@ -100,7 +100,7 @@ async def test_a_default_that_does_not_fit_a_job_is_refused_with_advice(client: 
     assert "needs a verifier of single steps" in error["message"]
     assert "name another one" in error["message"]
     batch = await client.post("/v1/batches", json={"jobs": [job], "budget": {"tokens": 5000}})
-    assert [error["field"] for error in batch.json()["errors"]] == ["jobs.0.strategy"]
+    assert batch.json()["error"]["param"] == "jobs.0.strategy"
 
 
 async def test_an_invalid_file_is_reported_and_the_previous_settings_stay(
