@@ -30,8 +30,8 @@ from api.http.problems import install_error_handlers
 from api.http.readiness import Readiness
 from api.http.state import ServiceState
 from api.mcp.endpoint import McpEndpoint
+from api.mcp.errors import MCP_ERRORS
 from api.mcp.errors import PATH as MCP_PATH
-from api.mcp.errors import McpErrorMiddleware
 from api.openai.chat import routes as chat_routes
 from api.openai.errors import OPENAI_ERRORS
 from api.openai.responses import routes as responses_routes
@@ -148,8 +148,7 @@ def _list_middleware(settings: Settings) -> list[Middleware]:
         Middleware(SubPathMiddleware, root_path=settings.root_path),
         Middleware(SecurityHeadersMiddleware),
         Middleware(AnthropicHeadersMiddleware),
-        Middleware(ErrorFormatMiddleware, formats=[ANTHROPIC_ERRORS, OPENAI_ERRORS]),
-        Middleware(McpErrorMiddleware),
+        Middleware(ErrorFormatMiddleware, formats=[ANTHROPIC_ERRORS, OPENAI_ERRORS, MCP_ERRORS]),
         Middleware(RequestLogMiddleware),
         Middleware(AuthenticationMiddleware, settings=settings),
         Middleware(RateLimitMiddleware),

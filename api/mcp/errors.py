@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from typing import Literal
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from pydantic import BaseModel
+from starlette.types import Scope
 
-from api.http.problems import MEDIA_TYPE
+from api.conversation.error_format import ErrorFormat
+from api.http.problems import ProblemDocument
 
 PATH = "/mcp"
 _PARSE_ERROR, _INVALID_REQUEST, _INTERNAL_ERROR = -32700, -32600, -32603
 
 
-class McpErrorMiddleware:
-    """Translates problem documents on the path of the protocol, whichever part of the application sent them."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != PATH:
-            await self._app(scope, receive, send)
-            return
-        start: Message | None = None
-        document = b""
-
-        async def translating_send(message: Message) -> None:
-            nonlocal start, document
-            if message["type"] == "http.response.start" and Headers(scope=message).get("content-type") == MEDIA_TYPE:
-                start = message
-                return
-            if start is None:
-                await send(message)
-                return
-            document += message.get("body", b"")
-            if not message.get("more_body", False):
-                await _send_error(start, json.loads(document), send)
-
-        await self._app(scope, receive, translating_send)
+class RpcErrorData(BaseModel):
+    type: str
+    status: int
 
 
-async def _send_error(start: Message, problem: dict[str, Any], send: Send) -> None:
-    kind, status = problem["type"].rpartition(":")[2], problem["status"]
+class RpcError(BaseModel):
+    code: int
+    message: str
+    data: RpcErrorData
+
+
+class RpcErrorDocument(BaseModel):
+    """An error of JSON-RPC 2.0 about a request whose id was not read."""
+
+    jsonrpc: Literal["2.0"] = "2.0"
+    id: None = None
+    error: RpcError
+
+
+def _is_spoken_by(scope: Scope) -> bool:
+    return bool(scope["path"] == PATH)
+
+
+def _write_error(problem: ProblemDocument) -> tuple[int, RpcErrorDocument]:
+    kind, status = problem.type.rpartition(":")[2], problem.status
     code = _INTERNAL_ERROR if status >= 500 else _PARSE_ERROR if kind == "malformed-json" else _INVALID_REQUEST
-    error = {"code": code, "message": problem["detail"], "data": {"type": problem["type"], "status": status}}
-    body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
-    headers = MutableHeaders(scope=start)
-    headers["content-type"], headers["content-length"] = "application/json", str(len(body))
-    await send(start)
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    data = RpcErrorData(type=problem.type, status=status)
+    return status, RpcErrorDocument(error=RpcError(code=code, message=problem.detail, data=data))
+
+
+MCP_ERRORS = ErrorFormat(_is_spoken_by, _write_error)

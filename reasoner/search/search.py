@@ -296,6 +296,7 @@ class Search:
                     if not may_return or self.ledger.seconds_left() == 0.0:
                         return str(error) or type(error).__name__
                 else:
+                    self._shared.availability.record_answer(policy)
                     return ""
                 await run_unless(self._context.cancelled, lambda: asyncio.sleep(RETRY_SECONDS))
                 if self._context.cancelled.is_set():
