@@ -118,7 +118,7 @@ def train(examples: Sequence[Example], epochs: int) -> model.Backbone:
     batches = [batch for epoch in range(epochs) for batch in _shuffle(examples, epoch)]
     for number, batch in enumerate(track(batches, "training")):
         hidden = policy(batch.ids).flatten(0, 1)[batch.target_at]
-        F.cross_entropy(hidden @ policy.embedding.T, batch.targets).backward()
+        F.cross_entropy(hidden @ policy.embedding.T, batch.targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step(min(1.0, (number + 1) / 20) * (1 - number / len(batches)))
     return policy.eval()
 
