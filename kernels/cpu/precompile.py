@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from kernels.cpu.attention import paged, plan, rotary_write, sinks
-from kernels.cpu.availability import HAS_INT8_DOT
+from kernels.cpu.availability import HAS_BYTE_PRODUCTS
 from kernels.cpu.layers import activation, elementwise, experts, gate, norm
 from kernels.cpu.linear import fp32, int4, int8, low_rank
 from kernels.cpu.ngrams import match
@@ -24,7 +24,7 @@ def compile_kernels(part: int = 0, parts: int = 1) -> None:
     modules = [activation, gate, norm, paged, plan, rotary_write, sinks, fp32, match, kernel]
     modules += [elementwise, experts, convolution, gated_delta, mamba2, low_rank]
     modules += [sampler, params, topk_drafts, draft_chain, draft_heads]
-    modules += [int4, int8] if HAS_INT8_DOT else []
+    modules += [int4, int8] if HAS_BYTE_PRODUCTS else []
     kernels = [value for module in modules for value in vars(module).values() if isinstance(value, Kernel)]
     for each in kernels[part::parts]:
         each.compile()

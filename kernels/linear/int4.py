@@ -21,7 +21,7 @@ _TORCH_OUTPUTS = 16
 class Int4Linear(WeightProduct):
     """``x @ ((codes - zeros) * scales).T + bias``, an eighth of ``Linear``'s bytes.
 
-    On a processor with VNNI each group of each row of ``x`` is rounded to ``max|group| / 127 * {-127 … 127}``, and the
+    On a processor with AVX2 each group of each row of ``x`` is rounded to ``max|group| / 127 * {-127 … 127}``, and the
     sums within a group are exact integers. On others ``x`` is rounded to bfloat16, which is faster than ``Linear`` for
     up to 16 rows. Either way each row of the result is, bit for bit, independent of the other rows.
     """
@@ -38,14 +38,16 @@ class Int4Linear(WeightProduct):
                 f"4-bit products of {columns} columns in {groups} groups are not supported on this machine"
             )
         multiply = _pack(codes, scales, zeros, order)
-        super().__init__(multiply, codes.numel(), bias, is_kernel=availability.HAS_INT8_DOT)
+        super().__init__(multiply, codes.numel(), bias, is_kernel=availability.HAS_BYTE_PRODUCTS)
 
 
 def is_supported(columns: int, groups: int) -> bool:
     """Return True if this machine computes ``Int4Linear`` with that many columns and groups."""
     if columns % groups:
         return False
-    return _count_parts(columns // groups) > 0 if availability.HAS_INT8_DOT else columns // groups in _TORCH_GROUP_SIZES
+    if not availability.HAS_BYTE_PRODUCTS:
+        return columns // groups in _TORCH_GROUP_SIZES
+    return _count_parts(columns // groups) > 0
 
 
 def _count_parts(size: int) -> int:
@@ -54,7 +56,7 @@ def _count_parts(size: int) -> int:
 
 
 def _pack(codes: Tensor, scales: Tensor, zeros: Tensor, order: Tensor | None) -> Multiply:
-    if not availability.HAS_INT8_DOT:
+    if not availability.HAS_BYTE_PRODUCTS:
         return _Torch(codes, scales, zeros, order).product
     parts = _count_parts(codes.shape[1] // scales.shape[1])
     split_scales, split_zeros = (grouped.repeat_interleave(parts, 1) for grouped in (scales, zeros))

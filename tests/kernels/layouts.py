@@ -1,4 +1,4 @@
-"""Random quantized weights, and a skip of tests that need VNNI."""
+"""Random quantized weights, and a skip of tests that need products of bytes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from kernels.cpu import availability
 
 
-def require_int8_dot() -> None:
+def require_byte_products() -> None:
     """Skip the test if the integer kernels cannot run."""
-    if not availability.HAS_INT8_DOT:
-        pytest.skip("needs a processor with VNNI")
+    if not availability.HAS_BYTE_PRODUCTS:
+        pytest.skip("needs a processor with AVX2")
 
 
 def random_int8(out: int, into: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,13 +12,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.cpu.availability import LANES
+from kernels.cpu.availability import HAS_INT8_DOT, LANES
 from kernels.cpu.simd.llvm_ir import (
     I64,
     call_intrinsic,
+    constant,
     generate_cases,
     generate_loop,
     pointer_at,
@@ -147,9 +149,40 @@ def _tile_address(builder: Any, index: int, start: Any, stride: Any) -> Any:
     return builder.add(row, I64(4 * (index % VECTORS) * LANES))
 
 
-def dot(builder: Any, held: Any, unsigned: Any, signed: Any) -> Any:
-    """Add four products of bytes to each 32-bit sum."""
-    return call_intrinsic(builder, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", held.type, held, unsigned, signed)
+def dot(builder: Any, held: Any, unsigned: Any, signed: Any, bits: int = 8) -> Any:
+    """Add four products of bytes to each 32-bit sum. ``bits``: the most of an unsigned byte."""
+    if HAS_INT8_DOT:
+        return call_intrinsic(builder, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", held.type, held, unsigned, signed)
+    words = held.type
+    if bits < 8:
+        return builder.add(held, _multiply_pairs(builder, unsigned, signed, 1, words))
+    # Two products of bytes exceed 16 bits unless one factor has 7: the lowest bit is multiplied by itself.
+    upper = builder.and_(builder.lshr(unsigned, constant(1, words)), constant(0x7F7F7F7F, words))
+    lowest = builder.and_(unsigned, constant(0x01010101, words))
+    held = builder.add(held, _multiply_pairs(builder, upper, signed, 2, words))
+    return builder.add(held, _multiply_pairs(builder, lowest, signed, 1, words))
+
+
+def dot_signed(builder: Any, held: Any, x: Any, weights: Any) -> Any:
+    """Add four products of signed bytes, without VNNI, to each 32-bit sum. No byte of ``x`` is -128."""
+    quads = ir.VectorType(ir.IntType(8), 4 * LANES)
+    zero, x, weights = quads(None), builder.bitcast(x, quads), builder.bitcast(weights, quads)
+    # The sign moves to x, so that two products have 16 bits: at most 2 * 128 * 127.
+    is_negative = builder.icmp_signed("<", weights, zero)
+    sizes = builder.select(is_negative, builder.sub(zero, weights), weights)
+    return builder.add(
+        held, _multiply_pairs(builder, sizes, builder.select(is_negative, builder.sub(zero, x), x), 1, held.type)
+    )
+
+
+def _multiply_pairs(builder: Any, unsigned: Any, signed: Any, factor: int, words: Any) -> Any:
+    """Return ``factor`` times the sum of four products of bytes. The sum of two must fit in 16 bits."""
+    pairs, quads = ir.VectorType(ir.IntType(16), 2 * LANES), ir.VectorType(ir.IntType(8), 4 * LANES)
+    is_wide = LANES == 16
+    of_bytes = "llvm.x86.avx512.pmaddubs.w.512" if is_wide else "llvm.x86.avx2.pmadd.ub.sw"
+    of_shorts = "llvm.x86.avx512.pmaddw.d.512" if is_wide else "llvm.x86.avx2.pmadd.wd"
+    sums = call_intrinsic(builder, of_bytes, pairs, builder.bitcast(unsigned, quads), builder.bitcast(signed, quads))
+    return call_intrinsic(builder, of_shorts, words, sums, constant(factor, pairs))
 
 
 def fence(builder: Any, value: Any) -> Any:

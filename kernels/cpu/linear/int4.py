@@ -147,7 +147,7 @@ def _add_group(builder: Any, totals: Any, from_x: Any, from_panel: Any, steps: A
         builder.add(from_panel, I64(6 * WIDE)),
         steps,
         prefetching,
-        lambda value, column, total: dot(builder, total, column, value),
+        lambda value, column, total: dot(builder, total, column, value, bits=4),
         lambda loaded: [builder.and_(loaded, low), builder.and_(builder.lshr(loaded, four), low)],
         min_prefetch_rows=1,
     )

@@ -1,9 +1,9 @@
 """Matrix products with int8 weights, and rows that are rounded to 8 bits as they are packed.
 
-Four columns of an output lie side by side, in panels ``[in / 4][WIDE][4]``: one instruction multiplies four unsigned
-bytes of a row by four signed bytes of an output, and adds all products to a 32-bit sum. So the codes of the rows are
-stored with 128 added, and a sum begins at what that adds too much. Sums are modulo 2 ** 32, so they are exact if the
-result fits, whatever happens on the way: for up to 2 ** 17 columns.
+Four columns of an output lie side by side, in panels ``[in / 4][WIDE][4]``: with VNNI one instruction multiplies four
+unsigned bytes of a row by four signed bytes of an output, and adds all products to a 32-bit sum. So the codes of the
+rows are stored with 128 added, and a sum begins at what that adds too much. Without VNNI the codes are signed. Sums are
+modulo 2 ** 32, so they are exact if the result fits, whatever happens on the way: for up to 2 ** 17 columns.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numba import types
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.cpu.availability import LANES
-from kernels.cpu.linear.gemm_tile import VECTORS, WIDE, dot, fence, sum_tile, write_tile
+from kernels.cpu.availability import HAS_INT8_DOT, LANES
+from kernels.cpu.linear.gemm_tile import VECTORS, WIDE, dot, dot_signed, fence, sum_tile, write_tile
 from kernels.cpu.linear.packed_weights import PackedWeights, product_body
 from kernels.cpu.linear.rounding import LEVELS, PREFETCH_PER_STEP, STEP, codes_writer, largest
 from kernels.cpu.runtime.kernel import float32_array, function, kernel, read_arguments
@@ -26,7 +26,9 @@ from kernels.cpu.simd.llvm_ir import FLOAT, I32, I64, pointer_at, splat_value
 
 _MIN_PARALLEL = 1 << 20
 """With fewer products one thread is done before a second one has started."""
-_write_codes = codes_writer(128)
+_ADDED = 128 if HAS_INT8_DOT else 0
+"""What is added to the codes of rows."""
+_write_codes = codes_writer(_ADDED)
 
 
 class PackedInt8(PackedWeights):
@@ -39,7 +41,7 @@ class PackedInt8(PackedWeights):
         padded = F.pad(codes, (0, columns - into, 0, panels * WIDE - out))
         # The initial sums of a panel, its scales, and its codes.
         words = allocate_resident(panels * (2 + columns // 4) * WIDE).view(panels, 2 + columns // 4, WIDE)
-        words.view(torch.int32)[:, 0] = -128 * padded.sum(1, dtype=torch.int32).view(panels, WIDE)
+        words.view(torch.int32)[:, 0] = -_ADDED * padded.sum(1, dtype=torch.int32).view(panels, WIDE)
         words[:, 1] = F.pad(scales, (0, panels * WIDE - out)).view(panels, WIDE)
         inside = words.view(torch.int8).view(panels, -1, WIDE, 4)[:, 2:]
         inside.copy_(padded.view(panels, WIDE, columns // 4, 4).transpose(1, 2))
@@ -50,7 +52,7 @@ class PackedInt8(PackedWeights):
 
 @function
 def _pack(to: int, x: int, rows: int, into: int, stride: int, _own: int, ahead: int) -> None:
-    """Write the scale of each row, and then their codes with 128 added."""
+    """Write the scale of each row, and then their codes."""
     scales, codes = float32_array(to, (rows,)), to + 4 * rows
     for row in range(rows):
         size = largest(x + 4 * row * stride, into)
@@ -79,7 +81,7 @@ def _generate_tile(builder: Any, rows: int, target: Any, x: Any, panel: Any, ste
         builder.add(panel, I64(4 * 2 * WIDE)),
         steps,
         prefetching,
-        lambda value, column, total: dot(builder, total, value, column),
+        lambda value, column, total: (dot if HAS_INT8_DOT else dot_signed)(builder, total, value, column),
     )
     scaled, output_scales = [], vectors(1, _VECTOR)
     for row in range(rows):

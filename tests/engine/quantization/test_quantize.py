@@ -216,7 +216,7 @@ def test_each_layout_is_computed_by_its_own_kind_of_product(
 
     def add_noise(rows: torch.Tensor) -> torch.Tensor:
         groups = rows.unflatten(-1, (-1, size if kind is Int4Linear and size else rows.shape[-1]))
-        in_8_bits = kind is Int8Linear or (kind is Int4Linear and availability.HAS_INT8_DOT)
+        in_8_bits = kind is Int8Linear or (kind is Int4Linear and availability.HAS_BYTE_PRODUCTS)
         step = groups.abs().amax(-1, keepdim=True) / 127 if in_8_bits else groups.abs() * 2**-8
         moved = groups + noise * step * (torch.rand(groups.shape, generator=generator) - 0.5)
         return moved.flatten(-2)

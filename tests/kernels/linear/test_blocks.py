@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import availability
-from kernels.cpu.linear.ggml import tile
+from kernels.cpu.linear import gemm_tile
 from kernels.cpu.linear.ggml.formats import FORMATS
 from kernels.cpu.linear.ggml.packed import PackedBlocks
 from kernels.linear import blocks
@@ -173,7 +173,7 @@ def test_processors_without_sums_of_four_products_compute_the_same(kind: str, mo
         pytest.skip("this processor is one of them")
     rows, x = random_blocks(kind, 40, 512), torch.randn(5, 512)
     expected = pack(kind, rows).product(x, None, None)
-    monkeypatch.setattr(tile, "HAS_INT8_DOT", False)
+    monkeypatch.setattr(gemm_tile, "HAS_INT8_DOT", False)
     monkeypatch.setattr("kernels.cpu.runtime.kernel._CACHE", None)
     from kernels.cpu.linear.ggml import packed
 

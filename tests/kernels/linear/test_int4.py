@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.cpu import availability
 from kernels.linear.int4 import Int4Linear
 from tests.closeness import EPS, assert_rounded
-from tests.kernels.layouts import random_int4, require_int8_dot
+from tests.kernels.layouts import random_int4, require_byte_products
 from tests.seeds import shift
 
 SHAPES = [(32, 16, 16), (33, 64, 32), (31, 48, 16), (1, 32, 32), (400, 64, 64), (100, 512, 256), (70, 1536, 128)]
@@ -18,15 +18,15 @@ SHAPES = [(32, 16, 16), (33, 64, 32), (31, 48, 16), (1, 32, 32), (400, 64, 64), 
 
 @pytest.fixture
 def panels() -> None:
-    require_int8_dot()
+    require_byte_products()
 
 
 @pytest.fixture(params=["panels", "operator"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "panels":
-        require_int8_dot()
+        require_byte_products()
     else:
-        monkeypatch.setattr(availability, "HAS_INT8_DOT", False)
+        monkeypatch.setattr(availability, "HAS_BYTE_PRODUCTS", False)
 
 
 def weight(codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:

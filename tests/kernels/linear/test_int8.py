@@ -5,28 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.cpu import availability
 from kernels.linear.int8 import Int8Linear
 from tests.closeness import EPS, assert_rounded
-from tests.kernels.layouts import random_int8, require_int8_dot
+from tests.kernels.layouts import random_int8, require_byte_products
 from tests.seeds import shift
 
 SHAPES = [(50, 128), (33, 7), (1, 1), (31, 17), (500, 1537), (400, 64), (512, 1536)]
 
 
-@pytest.fixture(params=["panels", "fbgemm"])
-def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "fbgemm":
-        monkeypatch.setattr(availability, "HAS_INT8_DOT", False)
-        if "fbgemm" not in torch.backends.quantized.supported_engines:
-            pytest.skip("needs FBGEMM")
-    else:
-        require_int8_dot()
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def panels() -> None:
-    require_int8_dot()
+    require_byte_products()
 
 
 def defined(codes: torch.Tensor, scales: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -41,7 +30,6 @@ def defined(codes: torch.Tensor, scales: torch.Tensor, x: torch.Tensor) -> torch
 
 @pytest.mark.parametrize(("out", "into"), SHAPES)
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.usefixtures("layout")
 def test_products_equal_those_of_rows_rounded_to_127_levels(out: int, into: int, bias: bool) -> None:
     torch.manual_seed(shift(out))
     codes, scales = random_int8(out, into)
@@ -67,7 +55,6 @@ def test_products_equal_those_of_rows_rounded_to_127_levels(out: int, into: int,
 
 
 @pytest.mark.parametrize(("out", "into"), SHAPES)
-@pytest.mark.usefixtures("panels")
 def test_integer_sums_are_exact(out: int, into: int) -> None:
     """Results are bit-identical, with and without a residual."""
     torch.manual_seed(shift(out))
@@ -84,7 +71,6 @@ def test_integer_sums_are_exact(out: int, into: int) -> None:
         assert torch.equal(linear.add(x, residual), expected + offset + residual)
 
 
-@pytest.mark.usefixtures("panels")
 def test_the_largest_sums_do_not_overflow() -> None:
     into = 65536
     codes = torch.tensor([-128, -127, 127], dtype=torch.int8)[:, None].expand(3, into)
@@ -97,7 +83,6 @@ def test_the_largest_sums_do_not_overflow() -> None:
     assert linear(x)[0].tolist() == [2 * 127 * 128, 2 * 127 * 127, -2 * 127 * 127]
 
 
-@pytest.mark.usefixtures("layout")
 def test_too_many_columns_for_32_bit_sums_are_refused() -> None:
     with pytest.raises(ValueError, match="65537 columns"):
         Int8Linear(torch.zeros(1, 65537, dtype=torch.int8), torch.ones(1))

@@ -11,7 +11,7 @@ from kernels.cpu import availability
 from kernels.linear.fp32 import Linear, Product
 from kernels.linear.int4 import Int4Linear
 from kernels.linear.int8 import Int8Linear
-from tests.kernels.layouts import random_int4, random_int8, require_int8_dot
+from tests.kernels.layouts import random_int4, random_int8, require_byte_products
 from tests.seeds import shift
 
 Make = Callable[[int, int, bool], Product]
@@ -37,7 +37,6 @@ def int4(out: int, into: int, bias: bool) -> Product:
 _KINDS = {
     "float32 panels": float32,
     "int8 panels": int8,
-    "FBGEMM": int8,
     "int4 panels": int4,
     "int4 operator": int4,
 }
@@ -47,11 +46,9 @@ _KINDS = {
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
     kind = request.param
     if not kind.endswith("panels"):
-        monkeypatch.setattr(availability, "HAS_INT8_DOT", False)
-        if kind == "FBGEMM" and "fbgemm" not in torch.backends.quantized.supported_engines:
-            pytest.skip("needs FBGEMM")
+        monkeypatch.setattr(availability, "HAS_BYTE_PRODUCTS", False)
     elif kind != "float32 panels":
-        require_int8_dot()
+        require_byte_products()
     return _KINDS[kind]
 
 
@@ -94,9 +91,7 @@ def test_results_do_not_depend_on_the_number_of_threads(make: Make, out: int, in
             assert torch.equal(linear(x[: len(result)]), result)
 
 
-def test_non_finite_numbers_affect_only_their_row(make: Make, request: pytest.FixtureRequest) -> None:
-    if "FBGEMM" in request.node.name:
-        pytest.skip("FBGEMM rounds infinity to a number")
+def test_non_finite_numbers_affect_only_their_row(make: Make) -> None:
     torch.manual_seed(shift(0))
     linear, x = make(70, 64, True), torch.randn(20, 64)
     clean = linear(x)
@@ -125,8 +120,6 @@ def test_a_row_of_zeros_gives_zeros(make: Make) -> None:
 
 def test_no_rows_give_no_rows(make: Make) -> None:
     linear = make(70, 64, True)
-    if not linear.is_kernel and isinstance(linear, Int8Linear):
-        pytest.skip("FBGEMM needs a row")
     assert linear(torch.randn(0, 64)).shape == (0, 70)
 
 

@@ -97,8 +97,9 @@ def correct() -> None:
         return plain_rsqrt(self, x) if x.dtype.scalar not in _NARROW else rounded(1 / np.sqrt(wide(x)), x.dtype.scalar)
 
     def dot(self: Any, x: Any, y: Any, total: Any, *_: Any) -> Any:
-        product = np.matmul(wide(x), wide(y), dtype=total.data.dtype)
-        return handle(product + total.data, total.dtype.scalar)
+        # A row by itself: in a product of several, BLAS adds up a row in an order that depends on its place.
+        product = np.matmul(wide(x)[..., :, None, :], wide(y)[..., None, :, :], dtype=total.data.dtype)
+        return handle(product[..., 0, :] + total.data, total.dtype.scalar)
 
     builder.cast_impl, builder.create_fp_to_fp = cast, between_floats
     builder.binary_op, builder.unary_op, builder.ternary_op = binary, unary, ternary

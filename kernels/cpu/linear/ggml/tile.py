@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from kernels.cpu.availability import HAS_INT8_DOT, LANES
+from kernels.cpu.availability import LANES
 from kernels.cpu.linear.gemm_tile import CACHE_LINE, VECTORS, WIDE, dot, fence, write_tile
 from kernels.cpu.linear.ggml.formats import GROUP, TABLE_ZERO, BlockFormat
 from kernels.cpu.linear.ggml.panels import QUADS, BlockLayout, layout_of, shifts_of
@@ -129,6 +129,7 @@ class _Group:
             initial = splat_value(builder, builder.mul(sum_of_x, I32(-self._format.zero)), _WORDS)
             sums += [initial] * VECTORS
         quads = QUADS // self._format.num_scales
+        bits = self._format.bits if self._format.table is None else 8
         for quad in range(part * quads, (part + 1) * quads):
             weights = [self._codes_of(loaded, quad, v) for v in range(VECTORS)]
             for row in range(rows):
@@ -136,21 +137,8 @@ class _Group:
                 value = splat_value(builder, self._load_of_row(codes, offset, I32), _WORDS)
                 for v in range(VECTORS):
                     at = row * VECTORS + v
-                    sums[at] = self._multiply(sums[at], weights[v], value)
+                    sums[at] = dot(self._builder, sums[at], weights[v], value, bits)
         return sums
-
-    def _multiply(self, total: Any, unsigned: Any, signed: Any) -> Any:
-        """Add four products of bytes to each sum."""
-        builder = self._builder
-        if HAS_INT8_DOT:
-            return dot(builder, total, unsigned, signed)
-        if self._format.bits < 8 and self._format.table is None:
-            return builder.add(total, _multiply_pairs(builder, unsigned, signed, 1))
-        # Two products of bytes exceed 16 bits unless the codes have 7: the lowest bit is multiplied by itself.
-        ones = constant(0x01010101, _WORDS)
-        upper = builder.and_(builder.lshr(unsigned, constant(1, _WORDS)), constant(0x7F7F7F7F, _WORDS))
-        total = builder.add(total, _multiply_pairs(builder, upper, signed, 2))
-        return builder.add(total, _multiply_pairs(builder, builder.and_(unsigned, ones), signed, 1))
 
     def _load_planes(self, start: Any, prefetched: Any, prefetch_stride: Any) -> list[list[list[Any]]]:
         """Return the loaded vectors ``[plane][load][VECTORS]``, and prefetch as many bytes."""
@@ -256,14 +244,3 @@ class _Group:
 
     def _load_of_row(self, start: Any, offset: int, kind: Any) -> Any:
         return self._builder.load(pointer_at(self._builder, start, offset, kind), align=4)
-
-
-def _multiply_pairs(builder: Any, unsigned: Any, signed: Any, factor: int) -> Any:
-    """Return ``factor`` times the sum of four products of bytes. The sum of two must fit in 16 bits."""
-    pairs = ir.VectorType(_I16, 2 * LANES)
-    quads = ir.VectorType(_I8, 4 * LANES)
-    is_wide = LANES == 16
-    of_bytes = "llvm.x86.avx512.pmaddubs.w.512" if is_wide else "llvm.x86.avx2.pmadd.ub.sw"
-    of_shorts = "llvm.x86.avx512.pmaddw.d.512" if is_wide else "llvm.x86.avx2.pmadd.wd"
-    sums = call_intrinsic(builder, of_bytes, pairs, builder.bitcast(unsigned, quads), builder.bitcast(signed, quads))
-    return call_intrinsic(builder, of_shorts, _WORDS, sums, constant(factor, pairs))
