@@ -14,6 +14,9 @@ from tests.chaos.processes import until
 from tests.workers.collector import Collector
 
 
+AGENT = "invoke_agent beam"
+
+
 @pytest.mark.timeout(240)
 def test_a_request_is_linked_to_its_job_in_logs_and_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     caller = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -39,15 +42,19 @@ def test_a_request_is_linked_to_its_job_in_logs_and_traces(monkeypatch: pytest.M
             until(
                 lambda: {"job submitted", "request", "job claimed", "job ended"} <= set(about()), "all is in the logs"
             )
+            until(lambda: any(span.name == AGENT for _, span in collector.spans()), "the job's own span was sent")
             lines, events = told(), about()
     assert {line["job"] for line in events.values() if "job" in line} == {job["id"]}
     assert "answer?" not in str(lines)  # no text of the problem
 
     spans = {(service, span.name): span for service, span in collector.spans()}
-    of_trace = {place for place, span in spans.items() if span.trace_id.hex() == caller.split("-")[1]}
-    request, work = spans["reasoner-api", "POST /v1/jobs"], spans["reasoner-worker", "job"]
-    calls = {("reasoner-worker", "text_completion null"), ("reasoner-worker", "score null-verifier")}
-    assert of_trace == {("reasoner-api", request.name), ("reasoner-worker", work.name), *calls}
+    request, own = spans["reasoner-api", "POST /v1/jobs"], spans["reasoner-api", AGENT]
+    attempt = spans["reasoner-worker", "attempt"]
+    calls = [spans["reasoner-worker", name] for name in ("generate null", "score null-verifier")]
+    nodes = [span for (_, name), span in spans.items() if name.startswith("text_completion null ")]
+    assert {span.trace_id.hex() for span in (request, own, attempt, *calls, *nodes)} == {caller.split("-")[1]}
     assert request.parent_span_id.hex() == caller.split("-")[2]
-    assert work.parent_span_id == request.span_id
-    assert {spans[call].parent_span_id for call in calls} == {work.span_id}
+    assert own.parent_span_id == request.span_id
+    assert attempt.parent_span_id == own.span_id
+    assert {span.parent_span_id for span in calls} == {attempt.span_id}
+    assert nodes
