@@ -13,7 +13,6 @@ from benchmarks.service.measure import search_spec
 from tests.chaos.processes import until
 from tests.workers.collector import Collector
 
-
 AGENT = "invoke_agent beam"
 
 

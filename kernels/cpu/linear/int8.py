@@ -27,7 +27,7 @@ from kernels.cpu.simd.llvm_ir import FLOAT, I32, I64, pointer_at, splat_value
 _MIN_PARALLEL = 1 << 20
 """With fewer products one thread is done before a second one has started."""
 _ADDED = 128 if HAS_INT8_DOT else 0
-"""What is added to the codes of rows."""
+"""Number that is added to each code of a row."""
 _write_codes = codes_writer(_ADDED)
 
 
