@@ -136,7 +136,6 @@ async def open_search(
             from_shared_pool=journal.grant_source is not None,
             counts_exactly=_counts_exactly(spec, policies, served),
         )
-        equivalence = Equivalence(seconds_left=ledger.seconds_until_cut)
         offered = VerifierContext(
             spec,
             engine,
@@ -144,8 +143,9 @@ async def open_search(
             policy=policy,
             pin_key=prefix_pin.key,
             ledger=ledger,
-            equivalence=equivalence,
+            equivalence=Equivalence(seconds_left=ledger.seconds_until_cut),
             allow_unsandboxed_python=allow_unsandboxed_python,
+            policies=policies if spec.candidates is None else (),
         )
         scorer = await open_scorer(offered) if needs_verifier else None
         comparer = await open_comparer(offered) if use is VerifierUse.COMPARISONS else None
@@ -160,7 +160,7 @@ async def open_search(
             prefix_pin=prefix_pin,
             journal=journal,
             ledger=ledger,
-            equivalence=equivalence,
+            equivalence=offered.equivalence,
             cancelled=cancelled or asyncio.Event(),
             scorer=scorer,
             comparer=comparer,

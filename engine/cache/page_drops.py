@@ -22,24 +22,31 @@ from copy import copy
 from hashlib import blake2b
 
 from engine.protocol.request_checks import count_thought_pages
-from engine.protocol.types import SamplingParams
+from engine.protocol.types import KeyBound, SamplingParams
 
 _NEVER = 1 << 62
 """Number of tokens that no branch has."""
+_WORD = (1 << 64) - 1
+
+
+def find_key_bound(sampling: SamplingParams, prompt_len: int, seed: int) -> KeyBound | None:
+    """Return the bound on the keys of a branch; ``None`` if all are kept."""
+    if sampling.kv_budget is None:
+        return None
+    start = prompt_len if sampling.kv_start is None else sampling.kv_start
+    return KeyBound(sampling.kv_budget, start, sampling.kv_end, seed)
 
 
 class PageDrops:
     """The pages of one branch that are dropped, as far as its tokens are computed."""
 
-    def __init__(self, sampling: SamplingParams, prompt_len: int, seed: int, page_size: int) -> None:
-        """``seed``: that of the job, the same for its branches. Raises ``InvalidRequest`` for a budget without room."""
-        assert sampling.kv_budget is not None
-        self._start = prompt_len if sampling.kv_start is None else sampling.kv_start
-        self._end = sampling.kv_end
-        self._seed, self._page_size = seed, page_size
+    def __init__(self, bound: KeyBound, page_size: int) -> None:
+        """``bound``: its seed is the job's, the same for its branches. Raises ``InvalidRequest`` for a budget without
+        room."""
+        self._start, self._end, self._seed, self._page_size = bound.start, bound.end, bound.seed & _WORD, page_size
         self.first_page = -(-self._start // page_size)
         """Pages of the prompt, which stay, with the one in which it ends."""
-        self._max_pages = count_thought_pages(sampling.kv_budget, self._start, page_size)
+        self._max_pages = count_thought_pages(bound.budget, self._start, page_size)
         self._drop = self._max_pages // 4
         self.rule = self._seed, self._start, self._max_pages, self._end
         """Tokens alone decide between branches of the same rule."""
@@ -57,13 +64,11 @@ class PageDrops:
         self._num_searched = self._start
 
     @classmethod
-    def of(
-        cls, sampling: SamplingParams, prompt_len: int, tokens: Sequence[int], seed: int, page_size: int
-    ) -> PageDrops | None:
+    def of(cls, bound: KeyBound | None, tokens: Sequence[int], page_size: int) -> PageDrops | None:
         """Return the drops of a branch that arrives with these tokens; ``None`` if nothing of it will be dropped."""
-        if sampling.kv_budget is None:
+        if bound is None:
             return None
-        drops = cls(sampling, prompt_len, seed, page_size)
+        drops = cls(bound, page_size)
         return None if drops._find_end(tokens, drops._start, drops.first_drop) else drops
 
     def bound_kept(self, tokens: Sequence[int]) -> int:
@@ -132,7 +137,7 @@ class PageDrops:
     def _update_digests(self, tokens: Sequence[int], num_computed: int) -> None:
         size = self._page_size
         for page in range(self.first_page + len(self._digests), num_computed // size):
-            before = self._digests[-1] if self._digests else self._seed.to_bytes(8, "big", signed=True)
+            before = self._digests[-1] if self._digests else self._seed.to_bytes(8, "big")
             own = array("q", tokens[page * size : (page + 1) * size]).tobytes()
             self._digests.append(blake2b(before + own, digest_size=16).digest())
 

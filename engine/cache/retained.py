@@ -26,7 +26,7 @@ class RetainedTable:
     scope: Hashable
     """The conditions of its keys besides its tokens, such as the namespace and the rule of its drops."""
     tokens: Sequence[int]
-    """The tokens that are computed; the last page of the table may be partial."""
+    """The tokens that are computed, as the cache knows them; the last page of the table may be partial."""
     table: PageTable
     drops: PageDrops
     num_private: int
@@ -58,12 +58,12 @@ class RetainedTables:
         while self._num_pages > self._cap:
             self.evict_oldest()
 
-    def find(self, scope: Hashable, tokens: Sequence[int]) -> RetainedTable | None:
-        """Return the longest table that some tokens go on with, at least by one."""
+    def find(self, scope: Hashable, tokens: Sequence[int], limit: int) -> RetainedTable | None:
+        """Return the longest table of at most ``limit`` tokens that some tokens go on with."""
         found: RetainedTable | None = None
         for table in self._tables:
             length = len(table.tokens)
-            is_longer = length < len(tokens) and (found is None or length > len(found.tokens))
+            is_longer = length <= limit and (found is None or length > len(found.tokens))
             # Siblings differ in their last tokens more often than in the first.
             if is_longer and table.scope == scope and table.tokens[-1] == tokens[length - 1]:
                 found = table if table.tokens == tokens[:length] else found

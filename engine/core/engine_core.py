@@ -192,7 +192,9 @@ class EngineCore:
         if tokens is not None:
             for invocation in self.model.invocations.values():
                 if not invocation.tokens:
-                    self.cache.pins.prune(pin_key, TaggedTokens(tokens, invocation.index, 0))
+                    keys = TaggedTokens(tokens, invocation.index, 0)
+                    self.cache.retained.prune(pin_key, keys)
+                    self.cache.pins.prune(pin_key, keys)
             self.cache.retained.prune(pin_key, tokens)
             self.cache.pins.prune(pin_key, tokens)
             return

@@ -17,7 +17,7 @@ from engine.adapters.checkpoint import Adapter
 from engine.adapters.config import CONFIG_FILE
 from engine.adapters.invocation import Invocation
 from engine.attention.layer import Span
-from engine.cache.page_drops import PageDrops
+from engine.cache.page_drops import PageDrops, find_key_bound
 from engine.fingerprint import fingerprint
 from engine.gguf.folder import weight_files
 from engine.models.by_transformers.model import TransformersModel
@@ -196,7 +196,7 @@ class LoadedModel:
                     adapter_index=adapter_index,
                     adapter_start=adapter_start,
                     is_probed=request.probe,
-                    drops=PageDrops.of(sampling, len(prompt), tokens, seed, self._page_size),
+                    drops=PageDrops.of(find_key_bound(sampling, len(prompt), seed), tokens, self._page_size),
                 )
             )
 
@@ -227,6 +227,7 @@ class LoadedModel:
                     adapter_start=adapter_start,
                     is_probed=request.probe,
                     is_normalized=request.normalized,
+                    drops=PageDrops.of(item.key_bound, tokens, self._page_size),
                 )
             )
 

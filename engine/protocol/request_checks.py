@@ -13,6 +13,7 @@ from engine.protocol.types import (
     EngineError,
     GenerateRequest,
     InvalidRequest,
+    KeyBound,
     ModelInfo,
     SamplingParams,
     ScoreRequest,
@@ -139,17 +140,29 @@ def _check_kv_budget(request: GenerateRequest, model: ModelInfo) -> None:
         if sampling.kv_start is not None or sampling.kv_end:
             raise InvalidRequest("kv_start and kv_end need a kv_budget", "kv_budget")
         return
-    if Capability.KV_BUDGET not in model.capabilities:
-        raise InvalidRequest(
-            f"model {model.id!r} cannot drop keys of a thought: it has layers with states, windows or indexers, or is "
-            "run by transformers: leave kv_budget out",
-            "kv_budget",
-        )
+    _check_drops_keys(model, "kv_budget")
     if sampling.prompt_logprobs is not None:
         raise InvalidRequest("kv_budget drops keys that prompt_logprobs are about: leave one of them out", "kv_budget")
     _check_range("kv_budget", sampling.kv_budget, 1, MAX_COMPUTE)
     _check_range("kv_start", sampling.kv_start, 0, len(request.prompt))
     check_tokens(sampling.kv_end, model, "kv_end")
+
+
+def _check_drops_keys(model: ModelInfo, field: str) -> None:
+    if Capability.KV_BUDGET not in model.capabilities:
+        raise InvalidRequest(
+            f"model {model.id!r} cannot drop keys of a thought: it has layers with states, windows or indexers, or is "
+            f"run by transformers: leave {field} out",
+            field,
+        )
+
+
+def _check_key_bound(bound: KeyBound, model: ModelInfo) -> None:
+    _check_drops_keys(model, "items.key_bound")
+    _check_range("items.key_bound.budget", bound.budget, 1, MAX_COMPUTE)
+    _check_range("items.key_bound.start", bound.start, 0, model.context)
+    check_tokens(bound.end, model, "items.key_bound.end")
+    _check_range("items.key_bound.seed", bound.seed, _WORD.start, _WORD.stop - 1)
 
 
 def count_thought_pages(budget: int, prompt_len: int, page_size: int) -> int:
@@ -231,6 +244,8 @@ def check_score(request: ScoreRequest, model: ModelInfo, max_items: int) -> None
             raise InvalidRequest(
                 f"read is {item.read}; its parts must be in the range 0 to {len(item.parts) - 1}", "items.read"
             )
+        if item.key_bound is not None:
+            _check_key_bound(item.key_bound, model)
 
 
 def has_ids(tokens: Tokens) -> TypeGuard[TokenIds]:

@@ -293,6 +293,22 @@ Events = AsyncGenerator[Completion | Delta, None]
 
 
 @dataclass(frozen=True, slots=True)
+class KeyBound:
+    """Bound on the keys of one branch's thought: fields of its ``SamplingParams`` and the seed of its ``Branch``.
+
+    A request with the same bound goes on from the keys that the branch has left.
+    """
+
+    budget: int
+    """``SamplingParams.kv_budget``."""
+    start: int
+    """``SamplingParams.kv_start``, or the end of the prompt."""
+    end: TokenIds = ()
+    """``SamplingParams.kv_end``."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ScoreItem:
     """One sequence to score. ``parts`` are tokenized one by one and concatenated, so that a shared prefix of parts is a
     shared prefix of token ids. The model is read at the last token of each part in ``read`` (indices).
@@ -300,6 +316,8 @@ class ScoreItem:
 
     parts: tuple[str | Tokens, ...]
     read: tuple[int, ...]
+    key_bound: KeyBound | None = None
+    """The bound of the branch that the item goes on with."""
 
 
 @dataclass(frozen=True, slots=True)

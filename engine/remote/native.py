@@ -50,7 +50,7 @@ class NativeEngine:
         body = {
             "request_id": request.request_id,
             "model": request.model,
-            "items": [{"parts": _list_parts(item), "read": item.read} for item in request.items],
+            "items": [_write_item(item) for item in request.items],
             "token_ids": require_ids(request.token_ids),
             "max_compute": request.max_compute,
             **({"probe": True} if request.probe else {}),
@@ -107,8 +107,12 @@ def _generate_body(request: GenerateRequest, stream: bool) -> Json:
     return body if request.timeout is None else body | {"timeout": request.timeout}
 
 
-def _list_parts(item: ScoreItem) -> list[str | TokenIds]:
-    return [part if isinstance(part, str) else require_ids(part, "items.parts") for part in item.parts]
+def _write_item(item: ScoreItem) -> Json:
+    parts: list[str | TokenIds] = [
+        part if isinstance(part, str) else require_ids(part, "items.parts") for part in item.parts
+    ]
+    body: Json = {"parts": parts, "read": item.read}
+    return body if item.key_bound is None else body | {"key_bound": asdict(item.key_bound)}
 
 
 def _scheduling_fields(request: GenerateRequest | ScoreRequest) -> Json:

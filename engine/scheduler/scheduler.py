@@ -143,14 +143,17 @@ class Scheduler:
             self.cache.pins.pin(request.pin_key, request.namespace, end)
 
     def _retain(self, sequence: Sequence, table: PageTable, drops: PageDrops) -> None:
-        """Close the table of an ended branch that lost pages, and keep it if the request has a pin key."""
+        """Close the table of an ended branch that lost pages, and keep it if the request has a pin key.
+
+        What follows an invocation or is scored is read once, and goes on with a table that is kept.
+        """
         key, sequence.table = sequence.request.pin_key, None
-        if key is None or sequence.adapter_start:  # as in ``finish``
+        if key is None or sequence.adapter_start or isinstance(sequence, ScoreSequence):
             self.cache.close_table(table)
             return
         if table.last_node is not None:
             self.cache.pins.pin(key, sequence.request.namespace, table.last_node)
-        tokens = sequence.tokens[: sequence.num_computed]
+        tokens = sequence.cache_keys[: sequence.num_computed]
         self.cache.retain_table(table, tokens, drops, key=key, scope=sequence.scope)
 
     def remove_request(self, request: Request) -> None:
@@ -347,7 +350,7 @@ class Scheduler:
         """Return the table that a branch with dropped pages left, if this sequence goes on with it."""
         if sequence.drops is None or not len(self.cache.retained):
             return None
-        return self.cache.retained.find(sequence.scope, sequence.tokens)
+        return self.cache.retained.find(sequence.scope, sequence.cache_keys, sequence.max_known)
 
     def _reopen(self, sequence: Sequence, retained: RetainedTable) -> PageTable | None:
         """Open a table on the one that a branch with dropped pages left; ``None`` without memory."""

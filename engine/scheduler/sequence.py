@@ -131,9 +131,8 @@ class Sequence:
 
     @property
     def scope(self) -> Hashable:
-        """The conditions of the keys of a branch that lost pages, besides its tokens; ``None`` without a bound."""
-        adapter = self.adapter_index, self.adapter_start
-        return None if self.drops is None else (self.request.namespace, adapter, self.drops.rule)
+        """The conditions of the keys of a branch that lost pages, besides ``cache_keys``; ``None`` without a bound."""
+        return None if self.drops is None else (self.request.namespace, self.drops.rule)
 
     @property
     def num_inherited(self) -> int:
@@ -147,9 +146,14 @@ class Sequence:
         return self.num_computed if self.drops is None else min(self.num_computed, self.num_prefix_tokens)
 
     @property
-    def max_cached(self) -> int:
-        """Maximum number of tokens to take from the cache; the hidden states of the others are needed."""
+    def max_known(self) -> int:
+        """Maximum number of tokens whose keys may be known already; the hidden states of the others are needed."""
         return len(self.tokens) - 1
+
+    @property
+    def max_cached(self) -> int:
+        """Maximum number of tokens to take from the radix tree, which has no keys that depend on dropped pages."""
+        return self.max_known if self.drops is None else min(self.max_known, self.drops.first_drop)
 
     def drop_unread(self) -> None:
         """Forget the tokens that the host has not read: the sequence ends, or starts again from those that it has."""
@@ -218,12 +222,11 @@ class GenerateSequence(Sequence):
         self.terminal_tokens = self.stop_tokens | own_tokens
 
     @property
-    def max_cached(self) -> int:
-        last = len(self.tokens) - 1
+    def max_known(self) -> int:
         if self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_len:
             # The next token's log-probability is read at the position before it.
-            last = len(self.prompt_logprobs) - 1
-        return last if self.drops is None else min(last, self.drops.first_drop)
+            return len(self.prompt_logprobs) - 1
+        return len(self.tokens) - 1
 
     @property
     def num_inherited(self) -> int:
@@ -303,5 +306,5 @@ class ScoreSequence(Sequence):
     values: dict[int, tuple[float, ...]] = field(default_factory=dict)
 
     @property
-    def max_cached(self) -> int:
+    def max_known(self) -> int:
         return min(self.read_positions)

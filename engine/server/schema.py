@@ -23,7 +23,15 @@ from engine.protocol.request_checks import (
     MAX_TOP_K,
     MIN_REPETITION_PENALTY,
 )
-from engine.protocol.types import Branch, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest, TokenIds
+from engine.protocol.types import (
+    Branch,
+    GenerateRequest,
+    KeyBound,
+    SamplingParams,
+    ScoreItem,
+    ScoreRequest,
+    TokenIds,
+)
 
 MAX_BRANCHES = 4096
 """The maximum number of branches of one prompt."""
@@ -273,15 +281,29 @@ class CompletionBody(_Body):
         )
 
 
+class KeyBoundBody(_Body):
+    """The bound on the keys of a branch that an item goes on with: its `kv_budget`, `kv_start`, `kv_end` and `seed`."""
+
+    budget: _Count
+    start: _Count
+    end: Annotated[list[_Count], Field(max_length=64)] = []
+    seed: _Word
+
+    def to_bound(self) -> KeyBound:
+        return KeyBound(self.budget, self.start, tuple(self.end), self.seed)
+
+
 class ItemBody(_Body):
     """One sequence to score: parts as text or token ids, and the indices of the parts at whose ends to read."""
 
     parts: list[_Text | list[int]]
     read: Annotated[list[int], Field(min_length=1)]
+    key_bound: KeyBoundBody | None = None
+    """By default the keys of all tokens are kept."""
 
     def to_item(self) -> ScoreItem:
         parts = tuple(part if isinstance(part, str) else tuple(part) for part in self.parts)
-        return ScoreItem(parts, tuple(self.read))
+        return ScoreItem(parts, tuple(self.read), None if self.key_bound is None else self.key_bound.to_bound())
 
 
 class ScoreBody(_Body):

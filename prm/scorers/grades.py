@@ -162,16 +162,16 @@ class GradeReader:
         return cls(engine, info, scale, tokens=tuple(tokens), lead=found.lead, pin_key=pin_key)
 
     async def read(
-        self, prompts: Sequence[Tokens], questions: Sequence[GradeQuestion], max_compute: int | None = None
+        self, items: Sequence[ScoreItem], questions: Sequence[GradeQuestion], max_compute: int | None = None
     ) -> list[VerifierScores]:
-        """Return the grade behind each prompt, which ends with its question and the lead.
+        """Return the grade behind each item, a prompt that ends with its question and the lead.
 
         ``max_compute`` bounds the tokens computed for one of them. A grade that cannot be read has no score.
         """
         request = ScoreRequest(
             uuid.uuid4().hex,
             self.info.id,
-            items=tuple(ScoreItem((prompt,), (0,)) for prompt in prompts),
+            items=tuple(items),
             token_ids=self._tokens,
             max_compute=max_compute,
             pin_key=self._pin_key,

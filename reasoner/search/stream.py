@@ -177,9 +177,7 @@ class Stream:
             )
             sampling = _count_earlier_tokens(params[parent.policy], parent)
             if sampling.kv_budget is not None:
-                sampling = bound_keys(
-                    sampling, search.policy(parent).thoughts, parent, question=len(self._context.root.prefix)
-                )
+                sampling = bound_keys(sampling, search.policy(parent), parent, self._context.seed)
             for index in range(parent.num_children_requested, parent.num_children_requested + count):
                 branch = Generation(
                     op, (*parent.path, index), sampling=sampling, recorded=start, rules=rules, wave=self._calls

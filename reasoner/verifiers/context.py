@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.protocol.types import EngineClient, ModelInfo
+from engine.protocol.types import EngineClient, KeyBound, ModelInfo
 from reasoner.answers.equivalence import Equivalence
 from reasoner.budget.ledger import Ledger
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import ProbeVerifier
+from reasoner.search.policies.kv_budget import find_branch_bound
+from reasoner.search.policies.policy import Policy
 from reasoner.search.policies.selection import verifier_selector
 from reasoner.tree import Node, Reads
 
@@ -30,6 +32,18 @@ class VerifierContext:
     equivalence: Equivalence
     allow_unsandboxed_python: bool = False
     """True if Python tests may run where there is no sandbox."""
+    policies: Sequence[Policy] = ()
+    """The job's policies; none if it only judges solutions that it is given."""
+
+    def find_branch_bound(self, node: Node, model: ModelInfo) -> KeyBound | None:
+        """Return the bound on the keys of a branch for a model that is asked behind it.
+
+        ``None`` for a model that shares no keys with the policy and reads the whole branch.
+        """
+        is_same = model.id == self.policy.id or (model.parent == self.policy.id and bool(model.invocation))
+        if not is_same or not self.policies:
+            return None
+        return find_branch_bound(self.policies[node.policy], node, self.spec.seed)
 
     def verifier_model(self) -> ModelInfo:
         """Return the served model of the job's verifier. Raises ``InvalidRequest`` if none has its name."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from engine.adapters.judge import find_judge
-from engine.protocol.types import Capability, InvalidRequest, ModelInfo, TokenizeRequest, Tokens
+from engine.protocol.types import Capability, InvalidRequest, KeyBound, ModelInfo, TokenizeRequest, Tokens
 from prm.formats.base import as_text
 from prm.scorers.grades import ANSWER_ALONE, GradeQuestion
 from prm.scorers.next_turn import encode_next_turn
@@ -88,6 +88,14 @@ class GradePrompts:
         texts = [node.read_text(self._reads).strip() for node in (first, second)]
         values = {"question": self._problem, "first": texts[0], "second": texts[1]}
         return await self._encode_prompt(self._pair, values, question)
+
+    def find_key_bound(self, node: Node) -> KeyBound | None:
+        """Return the bound on the keys that a question about a solution goes on with."""
+        return self._context.find_branch_bound(node, self._model) if self.reads_branch else None
+
+    def find_pair_bound(self, first: Node, second: Node, number: int) -> KeyBound | None:
+        """Return the same of a question about a pair, see ``encode_pair``."""
+        return self.find_key_bound((first, second)[number - 1]) if self._judge is not None else None
 
     async def encode_empty(self, question: GradeQuestion) -> Tokens:
         """Return the prompt of a question about an empty solution."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from engine.protocol.types import Tokens
+from engine.protocol.types import KeyBound, ScoreItem, Tokens
 from prm.scorers.grades import GradeQuestion, GradeReader, Scale, Subject, write_pair_question, write_question
 from prm.scorers.next_turn import count_common
 from prm.scorers.steps import VerifierScores
@@ -39,11 +39,12 @@ Pair = tuple[Node, Node]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Asked(Generic[T]):
-    """A question about a solution or a pair, with its whole prompt."""
+    """A question about a solution or a pair, with its whole prompt and the bound on the keys of a branch in it."""
 
     item: T
     question: GradeQuestion
     prompt: Tokens
+    key_bound: KeyBound | None = None
 
 
 @dataclass(slots=True)
@@ -99,7 +100,10 @@ class GradedScorer:
         estimates = {}
         for node in nodes:
             questions = self._list_questions(self._find_subject(node))
-            asked[node] = [_Asked(node, question, await self._prompts.encode(node, question)) for question in questions]
+            bound = self._prompts.find_key_bound(node)
+            asked[node] = [
+                _Asked(node, question, await self._prompts.encode(node, question), bound) for question in questions
+            ]
             estimates[node] = self._estimate(node, asked[node][0].prompt)
         graded = await self._grade(asked, estimates)
         return [self._build_score(node, found) for node, found in graded.items()]
@@ -109,7 +113,12 @@ class GradedScorer:
         for pair in pairs:
             orders = [pair, pair[::-1]] if self._verifier.swap else [pair]
             asked[pair] = [
-                _Asked(pair, question, await self._prompts.encode_pair(*order, number=number, question=question))
+                _Asked(
+                    pair,
+                    question,
+                    await self._prompts.encode_pair(*order, number=number, question=question),
+                    self._prompts.find_pair_bound(*order, number=number),
+                )
                 for order in orders
                 for number, question in self._list_pair_questions()
             ]
@@ -178,9 +187,8 @@ class GradedScorer:
                 del remaining[question]
 
     async def _ask(self, asked: Sequence[_Asked[T]], bound: int | None) -> Sequence[VerifierScores]:
-        return await self._reader.read(
-            [question.prompt for question in asked], [question.question for question in asked], bound
-        )
+        items = [ScoreItem((question.prompt,), (0,), question.key_bound) for question in asked]
+        return await self._reader.read(items, [question.question for question in asked], bound)
 
     def _collect(self, answers: Sequence[tuple[VerifierScores, Amount] | None]) -> _Graded:
         """Return the grades with their cost; a question that the budget did not reach has none."""

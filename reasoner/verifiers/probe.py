@@ -87,9 +87,12 @@ class ProbeNodeScorer:
 
     async def _read_states(self, nodes: Sequence[Node], bound: int | None) -> Sequence[VerifierScores]:
         """Read the state that predicted each node's last token, as decoding does."""
-        items = tuple(ScoreItem((node.prefix[:-1],), (0,)) for node in nodes)
-        pin_key = self._context.pin_key
+        context = self._context
+        items = tuple(
+            ScoreItem((node.prefix[:-1],), (0,), context.find_branch_bound(node, self._model)) for node in nodes
+        )
+        pin_key = context.pin_key
         request = ScoreRequest(
             uuid.uuid4().hex, self._model.id, items=items, token_ids=(), max_compute=bound, pin_key=pin_key, probe=True
         )
-        return await read_scores(self._context.engine, request, lambda values: values[0])
+        return await read_scores(context.engine, request, lambda values: values[0])

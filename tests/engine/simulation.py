@@ -18,7 +18,7 @@ from engine.attention.layer import HeadShape
 from engine.cache.page_drops import PageDrops
 from engine.cache.page_table import PageTable
 from engine.cache.paged_kv import KVCache
-from engine.protocol.types import SamplingParams
+from engine.protocol.types import KeyBound
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import Request, Sequence
 
@@ -37,7 +37,7 @@ class Bound:
     start: int
 
     def create_drops(self, seed: int) -> PageDrops:
-        return PageDrops(SamplingParams(kv_budget=self.tokens, kv_start=self.start), self.start, seed, PAGE)
+        return PageDrops(KeyBound(self.tokens, self.start, seed=seed), PAGE)
 
 
 def bounded_marks(namespace: str | None, tokens: Items[int], drops: PageDrops | None) -> tuple[list[int], list[int]]:
@@ -126,11 +126,6 @@ class Bounded(Sequence):
     def num_inherited(self) -> int:
         """Every other one goes on with a branch as if none else did."""
         return self.num_prefix_tokens if self.index % 2 else 0
-
-    @property
-    def max_cached(self) -> int:
-        last = len(self.tokens) - 1
-        return last if self.drops is None else min(last, self.drops.first_drop)
 
 
 class Simulation:

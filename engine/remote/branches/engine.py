@@ -61,6 +61,10 @@ class OpenAICompatibleEngine(EngineClient):
                 "read a probe, which needs the model's hidden states: serve the model on our engine"
             )
 
+    def _check_items(self, request: ScoreRequest) -> None:
+        if any(item.key_bound is not None for item in request.items):
+            raise self._build_refusal("bound the keys of a thought: leave key_bound out")
+
     def _build_refusal(self, what: str) -> NotSupported:
         return unsupported(self._connection.url, self._kind, what)
 

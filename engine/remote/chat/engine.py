@@ -49,6 +49,7 @@ class ChatEngine(OpenAICompatibleEngine):
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         if request.probe or len(request.token_ids) < 2:
             raise self._build_refusal("score with a head; it can be a judge")
+        self._check_items(request)
         try:
             return list(await asyncio.gather(*(self._judge.judge(request, *item) for item in enumerate(request.items))))
         except EngineUnavailable:

@@ -55,6 +55,7 @@ class CompletionsEngine(OpenAICompatibleEngine):
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         """Score items (``engine.remote.openai.scoring``); ``max_compute`` limits the whole item, cached or not."""
         self._check_probe(request)
+        self._check_items(request)
         salt = self._requests.make_salt(request)
         return list(await asyncio.gather(*(self._score(request, salt, *item) for item in enumerate(request.items))))
 

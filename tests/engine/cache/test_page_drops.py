@@ -11,14 +11,14 @@ from scipy.stats import chisquare
 
 from engine.cache.page_drops import PageDrops
 from engine.protocol.request_checks import MIN_THOUGHT_PAGES
-from engine.protocol.types import InvalidRequest, SamplingParams
+from engine.protocol.types import InvalidRequest, KeyBound
 from tests.seeds import shift
 
 SIZE = 4
 
 
 def make(prompt: int, budget: int, *, seed: int = 1, end: tuple[int, ...] = ()) -> PageDrops:
-    return PageDrops(SamplingParams(kv_budget=budget, kv_end=end), prompt, seed, SIZE)
+    return PageDrops(KeyBound(budget, prompt, end, seed), SIZE)
 
 
 def walk(drops: PageDrops, tokens: list[int], steps: random.Random | None = None) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 from engine.cache.page_drops import PageDrops
 from engine.core.reference import float64
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import Branch, Capability, Completion, InvalidRequest, SamplingParams
+from engine.protocol.types import Branch, Capability, Completion, InvalidRequest, KeyBound
 from tests.engine.conftest import Checkpoints
 from tests.engine.core.late_device import LateDevice
 from tests.engine.exact import exact_logits, exact_reference, float32_loss
@@ -32,9 +33,9 @@ PURE = replace(SMALL, deterministic=True)
 KINDS = ["qwen3", "llama", "deepseek_v3", "granite"]
 
 
-def visible(tokens: tuple[int, ...], prompt_len: int, sampling: SamplingParams, seed: int) -> Tensor:
+def visible(tokens: tuple[int, ...], bound: KeyBound) -> Tensor:
     """Return ``[tokens, tokens]``, True where a token sees another one, by a walk token by token."""
-    drops, size = PageDrops(sampling, prompt_len, seed, 16), 16
+    drops, size = PageDrops(bound, 16), 16
     table: list[int] = []
     sees = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
     for position in range(len(tokens)):
@@ -47,25 +48,31 @@ def visible(tokens: tuple[int, ...], prompt_len: int, sampling: SamplingParams, 
     return sees.tril()
 
 
+def exact_bounded_logprobs(folder: Path, tokens: tuple[int, ...], bound: KeyBound) -> Tensor:
+    """Return ``[tokens, vocabulary]``: log-probabilities by transformers in float64, with the dropped keys masked."""
+    sees = visible(tokens, bound)
+    assert not bool(sees[-1].all())
+    with float64():
+        mask = torch.zeros(sees.shape, dtype=torch.float64).masked_fill(~sees, -torch.inf)
+        logits: Tensor = exact_reference(folder)(torch.tensor([tokens]), attention_mask=mask[None, None]).logits[0]
+    return logits.log_softmax(-1)
+
+
 def same(left: list[Completion], right: list[Completion]) -> bool:
     return [(one.token_ids, one.logprob) for one in left] == [(one.token_ids, one.logprob) for one in right]
 
 
-@pytest.mark.parametrize("case", range(3))
+@pytest.mark.parametrize("case", mostly_long(range(20), every=4))
 def test_the_distribution_is_that_of_a_model_with_the_dropped_keys_masked(checkpoints: Checkpoints, case: int) -> None:
     folder = checkpoints("qwen3")
-    prompt = tuple(random.Random(shift(case)).choices(range(3, 360), k=20 + 11 * case))
+    dice = random.Random(shift(case))
+    prompt = tuple(dice.choices(range(3, 360), k=dice.randint(17, 48)))
     request = generate(prompt, [Branch(case, 1, 200)], **LAW | {"temperature": 1.0, "logprobs": 0})
     [found] = Harness(folder).complete(request)
     tokens = (*prompt, *found.token_ids)
-    sees = visible(tokens, len(prompt), request.sampling, case)
-    assert not bool(sees[-1, : len(tokens) - 1].all())
-    with float64():
-        model = exact_reference(folder)
-        mask = torch.zeros(sees.shape, dtype=torch.float64).masked_fill(~sees, -torch.inf)
-        logits = model(torch.tensor([tokens]), attention_mask=mask[None, None]).logits[0]
-    expected = logits.log_softmax(-1)[range(len(prompt) - 1, len(tokens) - 1), found.token_ids]
-    complete = exact_logits(folder, tokens).log_softmax(-1)[range(len(prompt) - 1, len(tokens) - 1), found.token_ids]
+    rows = range(len(prompt) - 1, len(tokens) - 1)
+    expected = exact_bounded_logprobs(folder, tokens, KeyBound(BUDGET, len(prompt), seed=case))[rows, found.token_ids]
+    complete = exact_logits(folder, tokens).log_softmax(-1)[rows, found.token_ids]
     assert found.logprobs is not None
     ours = torch.tensor([one.logprob for one in found.logprobs], dtype=torch.float64)
     loss = float32_loss(folder).logprob

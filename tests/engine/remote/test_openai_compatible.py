@@ -27,6 +27,7 @@ from engine.protocol.types import (
     EngineUnavailable,
     GenerateRequest,
     InvalidRequest,
+    KeyBound,
     ScoreItem,
     TokenizeRequest,
 )
@@ -156,6 +157,9 @@ async def test_unsupported_settings_are_named_in_errors(foreign: HttpEngine, tra
     ):
         with pytest.raises(EngineError, match="cannot read a probe, which needs the model's hidden states"):
             await asking
+    bounded = ScoreItem((prompt,), (0,), KeyBound(200, 5))
+    with pytest.raises(EngineError, match="cannot bound the keys of a thought: leave key_bound out"):
+        await foreign.score(replace(salted, items=(bounded,)))
     assert [info.isolates for info in await foreign.models()] == [False]
     with pytest.raises(EngineError, match="cannot score"):
         await foreign.score(score(ScoreItem((prompt,), (0,)), token_ids=(1,), model=str(POLICY)))

@@ -21,6 +21,7 @@ from engine.protocol.types import (
     Delta,
     EngineError,
     InvalidRequest,
+    KeyBound,
     SamplingParams,
     ScoreItem,
     TokenizeRequest,
@@ -75,6 +76,25 @@ async def test_scores_over_http_equal_those_in_process(client: HttpEngine, engin
     assert [one.values for one in over_http] == [one.values for one in in_process]
     declined = await client.score(score(ScoreItem((PROMPT,), (0,)), token_ids=(1,), max_compute=0))
     assert declined[0].values is None
+
+
+async def test_scores_with_bounded_keys_over_http_equal_those_in_process(
+    client: HttpEngine, engine: LocalEngine
+) -> None:
+    tokens = tuple(3 + place * 7 % 300 for place in range(150))
+    bound = KeyBound(96, 20, (299,), (1 << 64) - 1)
+    values = []
+    for key_bound in (bound, None):
+        request = score(ScoreItem((tokens,), (0,), key_bound), token_ids=(1, 2))
+        await engine.clear_cache()
+        [over_http] = await client.score(request)
+        await engine.clear_cache()
+        [in_process] = await engine.score(request)
+        assert over_http.values == in_process.values
+        values.append(over_http.values)
+    assert values[0] != values[1]
+    with pytest.raises(InvalidRequest, match="give 96 at least"):
+        await client.score(score(ScoreItem((tokens,), (0,), replace(bound, budget=50)), token_ids=(1, 2)))
 
 
 async def test_models_and_token_ids_over_http_equal_those_in_process(client: HttpEngine, engine: LocalEngine) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import InvalidRequest
+from engine.protocol.types import InvalidRequest, TokenizeRequest
+from prm.scorers import grades
 from reasoner.jobs.journal import Entry, MemoryJournal
 from reasoner.run import JobOutcome, run_job
 from reasoner.tree import read_parts
@@ -83,6 +84,42 @@ async def test_thoughts_that_lose_keys_are_the_same_under_preemption_and_say_so_
     async with serving(PLAIN) as engine:
         replayed, _ = await solve(engine, strategy, journal, sampling=settings)
     assert (replayed.usage.generated, replayed.usage.dropped) == (bills[0].generated, bills[0].dropped)
+
+
+@pytest.mark.parametrize("strategy", [{"name": "best_of_n", "n": 6}, {"name": "beam", "n": 4, "expansions": 2}])
+async def test_grades_behind_thoughts_that_lost_keys_compute_their_questions_alone(
+    strategy: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grades, "MIN_GRADE_MASS", 0.0)  # this policy was not trained to grade
+    more: dict[str, object] = {
+        "verifier": {"kind": "graded", "repeats": 2},
+        "sampling": {"kv_budget": 128, "max_tokens": 600},
+    }
+    scores = []
+    for options in (PLAIN, EngineOptions(kv_tokens=1024, draft="off", max_running=8)):
+        async with serving(replace(options, deterministic=True)) as engine:
+            outcome, journal = await solve(engine, strategy, **more)
+            question = len(await engine.tokenize(TokenizeRequest("policy", [{"role": "user", "content": QUESTION}])))
+        entries = [entry for entry in journal.entries if entry.type == "score"]
+        scores.append({entry.key: (entry.data["score"], entry.data.get("grades")) for entry in entries})
+        if options is PLAIN:
+            assert outcome.usage.dropped > 200
+            asked = [entry for entry in entries if entry.spend.verifier_computed]
+            assert len(asked) > 3
+            for entry in asked:
+                branch = question + count_branch_tokens(journal, entry.data["node"])
+                # An end of sequence is left out, and the last token before it may only be sampled.
+                assert entry.spend.verifier_cached >= 2 * (branch - 2)
+    assert scores[0] == scores[1]
+
+
+def count_branch_tokens(journal: MemoryJournal, node: str) -> int:
+    """Return the number of tokens of a node and its ancestors."""
+    if not node:
+        return 0
+    entries = nodes_of(journal)[node]
+    own = sum(len(entry.data["token_ids"]) for entry in entries)
+    return own + count_branch_tokens(journal, entries[0].data["parent"])
 
 
 async def test_keys_below_the_prompt_are_refused_before_a_token() -> None:
