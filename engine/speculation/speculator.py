@@ -97,6 +97,8 @@ class Speculator:
         has_needs = drafter.hidden_state_needs is not HiddenStateNeeds.NONE
         self.needs_all_hidden_states = has_needs and not drafter.observed_layers
         """True if the drafter observes the final hidden states of all tokens."""
+        self._reads_tokens_only = not has_needs
+        """True if the drafter has nothing in the pages of the cache, of which branches may lose some."""
         self._max_unobserved = _OBSERVED_STEPS[drafter.hidden_state_needs]
         self._controller_seconds = 0.0
         """Duration of the controller's last update, not yet counted."""
@@ -285,11 +287,13 @@ class Speculator:
                 and sequence.num_computed + 1 == num_tokens
                 and isinstance(sequence, GenerateSequence)
                 and sequence.request.allow_draft
-                and sequence.drops is None
+                and (sequence.drops is None or self._reads_tokens_only)
             ):
                 # The step samples one token more than it accepts.
                 end = min(sequence.num_prefix_tokens + sequence.branch.max_tokens, self._context)
                 max_depth = end - num_tokens - 1
+                if sequence.drops is not None:  # what follows a drop does not see what this step sees
+                    max_depth = min(max_depth, sequence.drops.count_until_next(sequence.num_computed) - 1)
                 if max_depth > 0:
                     candidates.append(sequence)
                     max_depths.append(max_depth)
@@ -315,11 +319,11 @@ class Speculator:
         """Truncate a draft to the free tokens and pages; a page is taken only if one is left per running sequence."""
         table, cache, num_tokens = request.sequence.pages, self._cache, len(request.sequence.tokens)
         count = min(len(draft.tokens), request.nodes, tokens_left)
-        if num_tokens + count > len(table.pages) * cache.page_size:
-            num_missing = -(-(num_tokens + count) // cache.page_size) - len(table.pages)
+        if num_tokens + count > table.num_pages * cache.page_size:
+            num_missing = -(-(num_tokens + count) // cache.page_size) - table.num_pages
             if cache.num_available_pages - num_missing >= num_running:
                 cache.reserve(table, num_tokens + count)
-            count = max(0, min(count, len(table.pages) * cache.page_size - num_tokens))
+            count = max(0, min(count, table.num_pages * cache.page_size - num_tokens))
         return draft if count == len(draft.tokens) else draft.select(range(count))
 
 

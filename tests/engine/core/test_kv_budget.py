@@ -187,18 +187,6 @@ def test_a_branch_that_lost_pages_leaves_nothing_behind_that_others_take_for_com
     assert (found.token_ids, found.logprob) == (alone.token_ids, alone.logprob)
 
 
-def test_a_draft_is_not_tried_for_a_bounded_branch_and_its_neighbours_keep_theirs(checkpoints: Checkpoints) -> None:
-    folder = checkpoints("qwen3")
-    plain = generate((*PROMPT[:20], *PROMPT[:20]), BRANCHES[:2], temperature=0.3, ignore_eos=True)
-    harness = Harness(folder, replace(PURE, draft="ngram"))
-    events = [harness.submit(generate(PROMPT, BRANCHES, **LAW)), harness.submit(plain)]
-    harness.run()
-    found = [sorted(each, key=lambda one: one.index) for each in events]  # type: ignore[union-attr]
-    expected = [Harness(folder, PURE).complete(request) for request in (generate(PROMPT, BRANCHES, **LAW), plain)]
-    assert [same(*pair) for pair in zip(found, expected, strict=True)] == [True, True]  # type: ignore[arg-type]
-    assert all(one.drafted_tokens == 0 for one in found[0])  # type: ignore[union-attr]
-
-
 def test_a_gpu_that_computes_late_drops_the_same_pages(checkpoints: Checkpoints) -> None:
     folder = checkpoints("qwen3")
 
