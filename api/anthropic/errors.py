@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.conversation.error_format import ErrorFormat
 from api.http.limits import RequestsLeft
-from api.http.problems import Problem, ProblemDocument
+from api.http.problems import Problem, ProblemDocument, problem_document
 
 PREFIX = "/v1/messages"
 OVERLOADED = 529
@@ -63,6 +63,11 @@ def stream_error(problem: Problem, request_id: str | None) -> AnthropicErrorDocu
     status = _find_status(problem.status_code, problem.code)
     error = AnthropicError(type=_find_type(status), message=problem.detail)
     return AnthropicErrorDocument(error=error, request_id=request_id)
+
+
+def describe_error(problem: Problem, request_id: str) -> tuple[int, AnthropicErrorDocument]:
+    """Return the HTTP status and the body of an error."""
+    return _write_error(ProblemDocument.model_validate(problem_document(problem, request_id)))
 
 
 def _is_spoken_by(scope: Scope) -> bool:

@@ -12,17 +12,17 @@ from pydantic import BaseModel
 from api.anthropic.body import MessagesBody, TokenCountBody
 from api.anthropic.errors import PREFIX, AnthropicErrorDocument
 from api.anthropic.events import PING, MessageReader, stream_events
+from api.anthropic.job import build_job
 from api.anthropic.message import Message
 from api.conversation.sent_fields import naming_sent_fields
 from api.conversation.streaming import ClientDisconnected, EventStream, cancel_abandoned_job, wait_for_end
 from api.http.principal import Writer
 from api.http.problems import RETRY_AFTER, Problem
 from api.http.request_parsing import IdempotencyKey, JsonRoute, read_idempotency
-from api.http.state import ServiceState, State
+from api.http.state import State
 from api.http.submission import check_models, submit_job
 from engine.protocol.types import EngineError, InvalidRequest
 from reasoner.admission.resolve import resolve_job
-from reasoner.jobs.request import JobRequest
 
 router = APIRouter(
     prefix=PREFIX, route_class=JsonRoute, tags=["anthropic"], responses={"default": {"model": AnthropicErrorDocument}}
@@ -73,9 +73,7 @@ async def create(
     turns = body.to_turns()
     idempotency = await read_idempotency(idempotency_key, request)
     with naming_sent_fields(body.sent_fields(turns)):
-        job_request = body.to_job([turn.message for turn in turns], state.settings)
-        if body.limits_thoughts and not await _can_think(job_request, state):
-            job_request = job_request.model_copy(update={"budget": body.lift_thought_limit(job_request.budget)})
+        job_request = await build_job(body, turns, state)
         job, _ = await submit_job(job_request, principal, state, idempotency=idempotency)
     reader = MessageReader(job, body.display, body.reasoning_content)
     if body.stream:
@@ -107,11 +105,3 @@ async def count_tokens(
     except EngineError as error:
         raise Problem(503, "engine-unavailable", str(error), headers=RETRY_AFTER) from None
     return TokenCount(input_tokens=count)
-
-
-async def _can_think(request: JobRequest, state: ServiceState) -> bool:
-    """Return False if a model of the job is known not to think, so that a limit of its thoughts has no meaning."""
-    try:
-        return await state.catalog.has_known_thoughts(await resolve_job(request, state.settings, state.catalog))
-    except EngineError:  # unknown: the job's worker will see
-        return True

@@ -2,5 +2,5 @@
 
 ``lines`` reads and checks the lines, ``endpoints`` has what each endpoint makes of a body and of an ended job,
 ``results`` writes the files of results, and ``feeder`` runs in every API process and takes each batch through its
-stages.
+stages. ``message_batch`` shows a batch of messages in Anthropic's format.
 """

@@ -9,8 +9,13 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from api.anthropic import errors as anthropic_errors
+from api.anthropic.body import MessagesBody
+from api.anthropic.events import MessageReader
+from api.anthropic.job import build_job
 from api.conversation.failures import failure_problem
 from api.conversation.narration import Narration
+from api.conversation.sent_fields import naming_sent_fields
 from api.http.principal import Principal
 from api.http.problems import Problem, problem_document, validation_problem
 from api.http.state import ServiceState
@@ -92,8 +97,30 @@ def _answer_response(job: JobDocument, events: Sequence[Event], _: Json, form: s
     return Response.from_job(job, echoed, narration).model_dump()
 
 
+async def _read_message(body: Json, state: ServiceState, _: Principal) -> LineRequest:
+    request = _parse_body(MessagesBody, body)
+    turns = request.to_turns()
+    sent_fields = request.sent_fields(turns)
+    with naming_sent_fields(sent_fields):
+        job = await build_job(request, turns, state)
+    return LineRequest(lambda: job, sent_fields)
+
+
+def _answer_message(job: JobDocument, events: Sequence[Event], body: Json, _: str | None) -> Json:
+    request = _parse_body(MessagesBody, body)
+    reader = MessageReader(job, request.display, request.reasoning_content)
+    for event in events:
+        reader.add(event)
+    return reader.build_message().model_dump()
+
+
 def _describe_openai(problem: Problem, _: str) -> tuple[int, Json]:
     status, document = describe_error(problem)
+    return status, document.model_dump()
+
+
+def _describe_anthropic(problem: Problem, request_id: str) -> tuple[int, Json]:
+    status, document = anthropic_errors.describe_error(problem, request_id)
     return status, document.model_dump()
 
 
@@ -104,6 +131,7 @@ def _describe_own(problem: Problem, request_id: str) -> tuple[int, Json]:
 ENDPOINTS: dict[str, Endpoint] = {
     "/v1/chat/completions": Endpoint(_read_chat, _answer_chat, _describe_openai),
     "/v1/responses": Endpoint(_read_response, _answer_response, _describe_openai),
+    anthropic_errors.PREFIX: Endpoint(_read_message, _answer_message, _describe_anthropic),
     "/v1/jobs": Endpoint(_read_job, _answer_job, _describe_own),
 }
 

@@ -46,6 +46,12 @@ def describe_refused(raw: RawLine, custom_id: str | None, response: dict[str, An
     return _store_refusal(raw, custom_id, response=response, error=None)
 
 
+def find_closing(result: dict[str, Any]) -> str | None:
+    """Return ``cancelled`` or ``expired`` for a result of a line that had not ended by then; ``None`` for others."""
+    code = (result["error"] or {}).get("code")
+    return next((closing for closing, (closed_code, _) in _CLOSED.items() if closed_code == code), None)
+
+
 def build_request_id(batch: FileBatch, index: int) -> str:
     """Return the id of a line's request."""
     return "req_" + batch.job_id(index).removeprefix("job_")
@@ -94,7 +100,7 @@ class ResultWriter:
 
     async def _write_part(self, batch: FileBatch, end: int) -> FileBatch:
         start, position = batch.written.index, batch.written
-        counts = {OUTPUT: 0, ERROR: 0}
+        counts, num_unfinished = {OUTPUT: 0, ERROR: 0}, 0
         await asyncio.to_thread(self._folder.mkdir, exist_ok=True, mode=0o700)
         with ExitStack() as open_files:
             files = {field: open_files.enter_context(_ReplacedFile(self._get_part(field, start))) for field in counts}
@@ -108,11 +114,14 @@ class ResultWriter:
                 for raw, refusal in zip(lines, refusals, strict=True):
                     field, result = await self._build_result(raw, refusal)
                     counts[field] += 1
+                    num_unfinished += find_closing(result) is not None
                     # ASCII: many clients end a line at U+2028 or U+0085 too, which a text may contain.
                     files[field].file.write(json.dumps(result).encode() + b"\n")
                 position = lines[-1].behind
         succeeded, errored = counts[OUTPUT], counts[ERROR]
-        return await self._batches.record_written(batch, position, succeeded=succeeded, errored=errored)
+        return await self._batches.record_written(
+            batch, position, succeeded=succeeded, errored=errored, unfinished=num_unfinished
+        )
 
     async def _build_result(self, raw: RawLine, refusal: str | None) -> tuple[str, dict[str, Any]]:
         """Return the file of a line's result, and the result."""

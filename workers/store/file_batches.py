@@ -233,10 +233,20 @@ class FileBatchStore:
         pairs = rows if rows and isinstance(rows[0], list | tuple) else zip(rows[::2], rows[1::2], strict=True)
         return {job_id: int(float(index)) for job_id, index in pairs}
 
-    async def record_written(self, batch: FileBatch, behind: Position, *, succeeded: int, errored: int) -> FileBatch:
-        """Record that the results of the lines from ``batch.written`` to another position are written."""
-        await self._run("file_batch_written", batch, str(batch.written), str(behind), succeeded, errored)
+    async def record_written(
+        self, batch: FileBatch, behind: Position, *, succeeded: int, errored: int, unfinished: int
+    ) -> FileBatch:
+        """Record that the results of the lines from ``batch.written`` to another position are written.
+
+        ``unfinished``: those of the ``errored`` ones that had not ended when the batch was closed.
+        """
+        counts = (succeeded, errored, unfinished)
+        await self._run("file_batch_written", batch, str(batch.written), str(behind), *counts)
         return replace(batch, written=behind)
+
+    async def count_unfinished(self, batch_id: str) -> int:
+        """Return the number of lines that had not ended when the batch was cancelled or its window was over."""
+        return int(await self._store.command("HGET", f"reasoner:batch:{batch_id}", "unfinished") or 0)
 
     async def close(self, batch: FileBatch, reason: Literal["cancelled", "expired"]) -> FileBatch:
         """Submit no further line."""

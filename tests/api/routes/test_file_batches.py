@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 import redis
+from anthropic.types import Message
 from openai import AsyncOpenAI
 from openai.types import Batch, FileObject
 from openai.types.chat import ChatCompletion
@@ -29,13 +30,14 @@ from workers.store.jobs import JobStore
 from workers.store.keys import KeySpec, KeyStore
 
 CHAT, RESPONSES, JOBS = "/v1/chat/completions", "/v1/responses", "/v1/jobs"
+MESSAGES = "/v1/messages"
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": MODEL, "messages": QUESTION},
     RESPONSES: {"model": MODEL, "input": "1 + 1?"},
+    MESSAGES: {"model": MODEL, "messages": QUESTION, "max_tokens": 300},
     JOBS: {"problem": "1 + 1?", "strategy": {"name": "greedy"}},
 }
-TYPES: dict[str, Any] = {CHAT: ChatCompletion, RESPONSES: Response, JOBS: Job}
-LIST = {CHAT: "choices", RESPONSES: "output", JOBS: "spec"}
+TYPES: dict[str, Any] = {CHAT: ChatCompletion, RESPONSES: Response, MESSAGES: Message, JOBS: Job}
 
 
 @pytest.fixture
@@ -98,7 +100,7 @@ async def results(ai: AsyncOpenAI, file_id: str | None) -> dict[str | None, dict
     return {each["custom_id"]: each for each in lines}
 
 
-@pytest.mark.parametrize("endpoint", [CHAT, RESPONSES, JOBS])
+@pytest.mark.parametrize("endpoint", [CHAT, RESPONSES, MESSAGES, JOBS])
 async def test_each_line_is_answered_in_its_order_as_its_endpoint_answers(
     ai: AsyncOpenAI, store: JobStore, endpoint: str
 ) -> None:
@@ -267,7 +269,7 @@ async def test_lines_share_one_budget_and_one_strategy(ai: AsyncOpenAI, store: J
 @pytest.mark.parametrize(
     ("body", "param", "hint"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint", f"give {CHAT}, {RESPONSES}, {JOBS}"),
+        ({"endpoint": "/v1/embeddings"}, "endpoint", f"give {CHAT}, {RESPONSES}, {MESSAGES}, {JOBS}"),
         ({"completion_window": "soon"}, "completion_window", "such as '24h'"),
         ({"completion_window": "31d"}, "completion_window", "up to 30 days"),
         ({"completion_window": "0h"}, "completion_window", "such as '24h'"),
