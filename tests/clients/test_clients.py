@@ -55,10 +55,11 @@ def test_openai_in_node(run: Run, await_cancelled: Await) -> None:
     assert found["errors"] == [[404, False]] * 4
 
 
-@pytest.mark.client(name="AI SDK", package="npm:ai", runs=RUNS.removesuffix(", cancel"))
-def test_the_ai_sdk(run: Run) -> None:
-    expected: dict[str, Any] = CONVERSATION | {"cut": "length", "error": "AI_APICallError"}
+@pytest.mark.client(name="AI SDK", package="npm:ai", runs=RUNS)
+def test_the_ai_sdk(run: Run, await_cancelled: Await) -> None:
+    expected: dict[str, Any] = CONVERSATION | {"cut": "length", "error": "AI_APICallError", "aborted": True}
     assert run("ai_sdk.mjs") == {"responses": expected, "chat": expected, "compatible": expected}
+    await_cancelled(3)
 
 
 @pytest.mark.client(name="LiteLLM, as openai/", package="litellm", runs=RUNS)

@@ -5,10 +5,18 @@ import { Output, generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
 const [base, model, realModel] = process.argv.slice(2);
-const openai = createOpenAI({ baseURL: base, apiKey: "none" });
-const compatible = createOpenAICompatible({ name: "reasoner", baseURL: base, apiKey: "none", supportsStructuredOutputs: true });
+let stop; // aborted as soon as a stream is answered: openai.chat hands nothing of it out before its first text
+async function fetchAndStop(...request) {
+  const answer = await fetch(...request);
+  stop?.abort();
+  return answer;
+}
+const common = { baseURL: base, apiKey: "none", fetch: fetchAndStop };
+const openai = createOpenAI(common);
+const compatible = createOpenAICompatible({ name: "reasoner", supportsStructuredOutputs: true, ...common });
 const question = { role: "user", content: "What is the capital of France?" };
 const weather = { role: "user", content: "How is the weather in Paris?" };
+const story = { role: "user", content: "Tell an endless story." };
 const sum = { role: "user", content: "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 45." };
 const person = Output.object({ schema: z.object({ name: z.string(), age: z.number() }) });
 const calls = [];
@@ -39,6 +47,11 @@ async function run(make) {
   } catch (error) {
     found.error = error.name;
   }
+  stop = new AbortController();
+  const endless = streamText({ model: make(model), messages: [story], maxRetries: 0, abortSignal: stop.signal, onError: () => {} });
+  await endless.consumeStream(); // ends with the request, and the job behind it
+  found.aborted = stop.signal.aborted;
+  stop = undefined;
   const real = { model: make(realModel), maxOutputTokens: 400 };
   const words = await ask([sum], real);
   const history = [sum, ...words.response.messages, weather, ...called.response.messages];
