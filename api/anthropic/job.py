@@ -17,7 +17,8 @@ async def build_job(body: MessagesBody, turns: Sequence[Turn], state: ServiceSta
 
     Raises as ``ConversationRequest.to_job``, and ``JobRefused`` for a job that cannot run.
     """
-    job = body.to_job([turn.message for turn in turns], state.settings)
+    served = await state.catalog.list_known()
+    job = body.to_job([turn.message for turn in turns], state.settings, served)
     if body.limits_thoughts and not await _can_think(job, state):
         job = job.model_copy(update={"budget": body.lift_thought_limit(job.budget)})
     return job

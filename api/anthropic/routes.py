@@ -95,7 +95,8 @@ async def count_tokens(
     Nothing is generated. A search sends the prompt once for each of its branches, mostly from the cache."""
     turns = body.to_turns()
     with naming_sent_fields(body.sent_fields(turns)):
-        job_request = body.to_job([turn.message for turn in turns], state.settings)
+        served = await state.catalog.list_known()
+        job_request = body.to_job([turn.message for turn in turns], state.settings, served)
         check_models(job_request, principal)
         spec = await resolve_job(job_request, state.settings, state.catalog)
     try:

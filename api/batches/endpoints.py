@@ -67,8 +67,8 @@ def _answer_job(job: JobDocument, _: Sequence[Event], __: Json, ___: str | None)
 async def _read_chat(body: Json, state: ServiceState, _: Principal) -> LineRequest:
     request = _parse_body(ChatBody, body)
     turns = request.to_turns()
-    messages = [turn.message for turn in turns]
-    return LineRequest(lambda: request.to_job(messages, state.settings), request.sent_fields(turns))
+    messages, served = [turn.message for turn in turns], await state.catalog.list_known()
+    return LineRequest(lambda: request.to_job(messages, state.settings, served), request.sent_fields(turns))
 
 
 def _answer_chat(job: JobDocument, events: Sequence[Event], body: Json, _: str | None) -> Json:
@@ -86,9 +86,9 @@ async def _read_response(body: Json, state: ServiceState, principal: Principal) 
     previous = request.previous_response_id
     history = [] if previous is None else await load_conversation(previous, state, principal)
     turns = request.to_turns(history, await resolve_references(request.input, state, principal))
-    messages = [turn.message for turn in turns]
+    messages, served = [turn.message for turn in turns], await state.catalog.list_known()
     form = request.echoed_fields.model_dump_json()
-    return LineRequest(lambda: request.to_job(messages, state.settings), request.sent_fields(turns), form)
+    return LineRequest(lambda: request.to_job(messages, state.settings, served), request.sent_fields(turns), form)
 
 
 def _answer_response(job: JobDocument, events: Sequence[Event], _: Json, form: str | None) -> Json:

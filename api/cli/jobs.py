@@ -102,9 +102,12 @@ def open_service(
     settings = load_settings()
     _progress.print("[dim]No service is running here: starting one for this command.[/dim]")
     if model is not None and not settings.engine_url:
-        name = find_name(model, settings)
-        targets = [model] if name is None else [find_model(target, settings) for target in name.targets]
+        served = settings.list_served()
+        name = find_name(model, settings, served)
+        targets = [model] if name is None else [find_model(target, settings, served) for target in name.targets]
         target, *others = targets
+        judge = None if name is None else getattr(name.fields.get("verifier"), "model", None)
+        others += [] if judge is None else [find_model(judge, settings, served)]
         settings = load_settings(model=target)
         # A folder's model is served by another name than its path; so is the one in PATH:EFFORT.
         model = model if model in settings.names else model.replace(target, settings.model_name, 1)

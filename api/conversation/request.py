@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from api.conversation.sent_fields import Turn, refuse_field
+from engine.protocol.types import ModelInfo
 from reasoner.admission.effort import Effort, find_contradiction
 from reasoner.admission.names import NameFault, find_name
 from reasoner.admission.sources import EFFORT, Submission, merge_sources
@@ -99,10 +100,11 @@ class ConversationRequest(StrictModel):
         is_bounded = bool(bounds) and (self.budget is None or self.budget.tokens is None)
         return names | ({"budget.tokens": min(bounds, key=bounds.__getitem__)} if is_bounded else {})
 
-    def to_job(self, conversation: list[Message], settings: Settings) -> JobRequest:
+    def to_job(self, conversation: list[Message], settings: Settings, served: Sequence[ModelInfo]) -> JobRequest:
         """Return the job for a conversation. The token bounds also limit the tokens of an effort.
 
-        Raises ``ValidationError`` that names the job's field, or ``Problem`` that names the request's.
+        ``served``: the models that are known to be served. Raises ``ValidationError`` that names the job's field, or
+        ``Problem`` that names the request's.
         """
         effort = self._find_effort(settings.effort)
         thinking_tokens = min(self.thought_bounds().values(), default=None)
@@ -123,23 +125,23 @@ class ConversationRequest(StrictModel):
             fields["constraint"] = constraint
         tools, fields["tool_choice"] = self.job_tools()
         fields["tools"] = tools or None
-        compares = self._compares_answers(settings)
+        compares = self._compares_answers(settings, served)
         if not compares and fields["constraint"] is None:
             fields["answer"] = AnswerSpec(compare="text", extract="all")
         job = JobRequest.model_validate({name: value for name, value in fields.items() if value not in (None, {})})
-        verifier = merge_sources(Submission.to_service(job, settings)).spec.verifier
+        verifier = merge_sources(Submission.to_service(job, settings, served)).spec.verifier
         if not compares and verifier is None:  # nothing could choose among several
             samples = StrategySpec.model_validate({"name": FALLBACK_STRATEGY, "n": job.alternatives + 1})
             job = job.model_copy(update={"strategy": samples})
-        return _apply_bounds(job, list(self.token_bounds().values()), settings)
+        return _apply_bounds(job, list(self.token_bounds().values()), settings, served)
 
-    def _compares_answers(self, settings: Settings) -> bool:
+    def _compares_answers(self, settings: Settings, served: Sequence[ModelInfo]) -> bool:
         """Return True if the client, its effort or the operator says how answers are found, compared or searched for.
 
         Otherwise the request is a conversation, whose solutions are chosen as whole texts.
         """
         try:
-            name = find_name(self.model, settings)
+            name = find_name(self.model, settings, [info.id for info in served])
         except NameFault:
             return False  # the admission refuses it
         named = {} if name is None else name.fields
@@ -162,7 +164,7 @@ class ConversationRequest(StrictModel):
         return next(iter(given.values()), None)
 
 
-def _apply_bounds(job: JobRequest, bounds: list[int], settings: Settings) -> JobRequest:
+def _apply_bounds(job: JobRequest, bounds: list[int], settings: Settings, served: Sequence[ModelInfo]) -> JobRequest:
     """Return the job with a token budget of at most the smallest bound.
 
     An effort with a larger one is replaced by its other limits and its strategy. A smaller one of a name stays.
@@ -174,7 +176,7 @@ def _apply_bounds(job: JobRequest, bounds: list[int], settings: Settings) -> Job
         raise refuse_field(field, str(contradiction).removeprefix(f"{field}: "))
     changes: dict[str, Any] = {}
     budget = job.budget
-    submission = Submission.to_service(job, settings)
+    submission = Submission.to_service(job, settings, served)
     tokens = budget.tokens
     if budget.effort is not None:
         merged = merge_sources(submission)

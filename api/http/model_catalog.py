@@ -24,7 +24,8 @@ from reasoner.search.policies.selection import policy_selectors
 from reasoner.search.policies.thoughts import find_own_thoughts
 
 CACHE_SECONDS = 5.0
-TIMEOUT_SECONDS = 0.8
+TIMEOUT_SECONDS = 2.0
+"""More than a client that reports health takes to say which servers do not answer."""
 TOKENIZE_SECONDS = 10.0
 """Time in which the long questions of one submission are tokenized; those that are left wait for the worker."""
 _TEMPLATE_SHARE = 2
@@ -40,9 +41,14 @@ class ModelCatalog:
         self._refreshed_at = float("-inf")
         self._refresh_task: asyncio.Task[None] | None = None
         self._result: list[ModelInfo] | EngineError = EngineUnavailable("the engine was not queried yet")
+        self._last: dict[str, ModelInfo] = {}
+        """The models by id, those of servers that are away as they were when these last answered."""
 
     async def models(self) -> list[ModelInfo]:
-        """Return the served models. Raises ``EngineError`` when no engine answers in time."""
+        """Return the served models.
+
+        Raises ``SomeModelsAway`` if some servers do not answer in time, and ``EngineError`` if none does.
+        """
         if time.monotonic() - self._refreshed_at > CACHE_SECONDS:
             await self.refresh()
         if isinstance(self._result, EngineError):
@@ -54,7 +60,15 @@ class ModelCatalog:
         try:
             return await self.models()
         except SomeModelsAway as error:
+            if not error.known:
+                raise
             return error.known
+
+    async def list_known(self) -> list[ModelInfo]:
+        """Return the models of all engines, with those that a server which is away had when it last answered."""
+        with contextlib.suppress(EngineError):
+            await self.models()
+        return list(self._last.values())
 
     async def find_too_long(self, specs: Sequence[JobSpec]) -> dict[int, PromptTooLong]:
         """Return the errors of questions that leave no room in a policy's context, by the index of their resolved jobs.
@@ -117,6 +131,10 @@ class ModelCatalog:
                 return False
         return True
 
+    def find_absence(self) -> str | None:
+        """Return which engines do not answer, where others do; ``None`` if all answered the last query."""
+        return str(self._result) if isinstance(self._result, SomeModelsAway) else None
+
     def engines(self) -> list[ReplicaHealth]:
         """Return the health of each engine."""
         return self._health.snapshot()
@@ -124,7 +142,7 @@ class ModelCatalog:
     async def is_engine_available(self) -> bool:
         """Query the engines now, and return True if one answers."""
         await self.refresh()
-        return not isinstance(self._result, EngineError)
+        return isinstance(self._result, list) or bool(isinstance(self._result, SomeModelsAway) and self._result.known)
 
     async def refresh(self) -> None:
         """Query the engines now. Concurrent callers share one query, which goes on when a caller is cancelled."""
@@ -135,9 +153,21 @@ class ModelCatalog:
     async def _query(self) -> None:
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                self._result = await self._engine.models()
+                models = await self._engine.models()
+            self._result, self._last = models, {info.id: info for info in models}
         except TimeoutError:
-            self._result = EngineUnavailable(f"the engine did not answer within {TIMEOUT_SECONDS} s")
+            self._result = self._remember(f"the engine did not answer within {TIMEOUT_SECONDS:g} s", [])
+        except SomeModelsAway as error:
+            self._last |= {info.id: info for info in error.away if info.id not in self._last}
+            self._result = self._remember(str(error), error.known)
+        except EngineUnavailable as error:
+            self._result = self._remember(str(error), []) if self._last else error
         except EngineError as error:
             self._result = error
         self._refreshed_at = time.monotonic()
+
+    def _remember(self, message: str, answering: list[ModelInfo]) -> SomeModelsAway:
+        """Return the error of servers that do not answer, with the models that they had."""
+        self._last |= {info.id: info for info in answering}
+        ids = {info.id for info in answering}
+        return SomeModelsAway(message, answering, [info for info in self._last.values() if info.id not in ids])

@@ -7,10 +7,17 @@ import asyncio
 import structlog
 
 from api.http.model_catalog import ModelCatalog
-from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, ModelInfo, TokenizeRequest
+from engine.protocol.types import (
+    EngineClient,
+    EngineError,
+    EngineUnavailable,
+    ModelInfo,
+    SomeModelsAway,
+    TokenizeRequest,
+)
 from prm.scorers.steps import StepScorer
 from reasoner.jobs.verifier_specs import ProbeVerifier
-from reasoner.search.policies.selection import can_score_steps, verifier_selector
+from reasoner.search.policies.selection import can_generate, can_score_steps, verifier_selector
 from workers.config.settings import Settings
 
 TIMEOUT_SECONDS = 2.0
@@ -31,9 +38,10 @@ class Readiness:
     async def problems(self, settings: Settings) -> list[str]:
         """Return what is wrong with the models; a list of problems is logged once until it changes.
 
-        Raises ``EngineError`` when no engine answers in time.
+        Nothing is wrong with a model that may be on a server which is away, as long as one that answers can write
+        solutions. Raises ``EngineError`` when none can.
         """
-        served = {info.id: info for info in await self._catalog.models()}
+        served, is_complete = await self._list_served()
         needed = {settings.model_name: "REASONER_MODEL"}
         if settings.prm_name is not None:
             needed.setdefault(settings.prm_name, "REASONER_PRM")
@@ -46,13 +54,23 @@ class Readiness:
         problems = [
             problem
             for name, setting in needed.items()
-            if (problem := await self._find_problem(setting, name, served)) is not None
+            if (is_complete or name in served)
+            and (problem := await self._find_problem(setting, name, served)) is not None
         ]
         problems += _find_missing_probes(settings, served)
         if problems and problems != self._logged:
             log.warning("not ready: default jobs would fail", problems=problems)
         self._logged = problems
         return problems
+
+    async def _list_served(self) -> tuple[dict[str, ModelInfo], bool]:
+        """Return the models that answer by name, and True if these are all."""
+        try:
+            return {info.id: info for info in await self._catalog.models()}, True
+        except SomeModelsAway as error:
+            if not any(map(can_generate, error.known)):
+                raise
+            return {info.id: info for info in error.known}, False
 
     async def _find_problem(self, setting: str, name: str, served: dict[str, ModelInfo]) -> str | None:
         if name not in served:

@@ -55,10 +55,10 @@ async def models(
     principal: AnyPrincipal,
     anthropic_version: AnthropicVersion = None,
 ) -> dict[str, Any]:
-    """Models that the engines serve, then the names that stand for a search (``stands_for``), those of models that are
-    away left out. ``default`` is the model of a job that names none. ``defaults`` are the values in use for the fields
-    that a job of the model leaves open; null for a model that only scores. The parameters are those of Anthropic's
-    clients."""
+    """Models that the engines serve, then the names that stand for a search (``stands_for``). One whose server does not
+    answer now is not ``available``: its jobs wait. ``default`` is the model of a job that names none. ``defaults`` are
+    the values in use for the fields that a job of the model leaves open; null for a model that only scores. The
+    parameters are those of Anthropic's clients."""
     listed = [entry for word, entry in (await _list_models(state)).items() if principal.may_use(word)]
     if anthropic_version is not None:
         return list_page(listed, page).model_dump()
@@ -101,7 +101,8 @@ async def readyz(state: State) -> Response:
     if failures:
         detail = "; ".join(f"{name}: {message}" for name, message in failures)
         raise Problem(503, "not-ready", detail, errors=failures, headers=RETRY_AFTER)
-    document = {"status": "ready", "broker": "ok", "engine": "ok", "configuration": state.live.problem or "ok"}
+    engine = state.catalog.find_absence() or "ok"
+    document = {"status": "ready", "broker": "ok", "engine": engine, "configuration": state.live.problem or "ok"}
     return JSONResponse(document | {"engines": _describe_engines(state)})
 
 
@@ -123,34 +124,37 @@ def _list_left_out(group: str) -> list[dict[str, str]]:
 
 
 async def _list_models(state: ServiceState, more: str | None = None) -> dict[str, dict[str, Any]]:
-    """Return the served models and the names by word, with the fields of OpenAI's model object.
+    """Return the models and the names by word, with the fields of OpenAI's model object.
 
     ``more`` is a further name to include. ``created`` is when this process started.
     """
     try:
-        served = await state.catalog.list_answering()
+        answering = {info.id for info in await state.catalog.list_answering()}
     except EngineError as error:
         raise Problem(503, "engine-unavailable", str(error), headers=RETRY_AFTER) from None
+    served = await state.catalog.list_known()
     common = {"object": "model", "created": int(state.started_at), "owned_by": "reasoner"}
-    listed = {info.id: common | write_model(info) | {"defaults": _describe_model(info, state)} for info in served}
-    writing = {info.id: info for info in served if can_generate(info)}
+    listed = {
+        info.id: common
+        | write_model(info)
+        | {"available": info.id in answering, "defaults": _describe_model(info, state)}
+        for info in served
+    }
+    ids, writing = list(listed), {info.id: info for info in served if can_generate(info)}
     offered = [f"{model}:{effort}" for model in writing for effort in OFFERED_EFFORTS]
     for word in (*state.settings.names, *offered, *([] if more is None else [more])):
-        is_model = word in listed and word not in state.settings.names
-        name = None if is_model else find_name(word, state.settings, writing)
-        present = [] if name is None else [target for target in _find_targets(name, state) if target in writing]
+        name = find_name(word, state.settings, ids)
+        targets = [] if name is None else [find_model(target, state.settings, ids) for target in name.targets]
+        present = sorted((target for target in targets if target in writing), key=lambda each: each not in answering)
         if name is not None and present:
             info = writing[present[0]]
-            listed[word] = common | write_model(info) | _describe_name(name, info, state)
+            listed[word] = common | write_model(info) | {"available": info.id in answering}
+            listed[word] |= _describe_name(name, targets, info, state)
     return listed
 
 
-def _find_targets(name: NamedFields, state: ServiceState) -> list[str]:
-    return [find_model(target, state.settings) for target in name.targets]
-
-
-def _describe_name(name: NamedFields, info: ModelInfo, state: ServiceState) -> dict[str, Any]:
-    entry, targets = state.settings.names.get(name.name), _find_targets(name, state)
+def _describe_name(name: NamedFields, targets: list[str], info: ModelInfo, state: ServiceState) -> dict[str, Any]:
+    entry = state.settings.names.get(name.name)
     return {
         "id": name.name,
         "description": entry and entry.description,

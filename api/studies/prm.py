@@ -18,7 +18,7 @@ from api.cli.options import AsJson, load_with
 from api.roles.compute_process import compute
 from api.roles.private_service import run_private_engine
 from api.studies.known_answers import LabelledProblems
-from engine.protocol.types import EngineClient, EngineError, InvalidRequest, ModelInfo
+from engine.protocol.types import EngineClient, EngineError, InvalidRequest, ModelInfo, list_answering
 from prm.evaluate import ProcessBenchCase, Result, Score, Scores, evaluate, fit_threshold, read_cases, score_cases
 from prm.formats.registry import FORMATS
 from prm.records import BadRecord
@@ -342,7 +342,7 @@ async def _score_by_critiques(engine: EngineClient, info: ModelInfo, votes: int)
 
 
 async def _find_model(engine: EngineClient, name: str) -> ModelInfo:
-    for info in await engine.models():
+    for info in await list_answering(engine):
         if info.id == name:
             return info
     raise EngineError(f"the engine does not serve {name!r}")

@@ -100,11 +100,15 @@ class EngineUnreachable(EngineUnavailable):
 
 
 class SomeModelsAway(EngineUnavailable):
-    """Some of several servers do not answer. ``known``: the models of those that do."""
+    """Some servers do not answer; of others, or of what these had before, the models are known.
 
-    def __init__(self, message: str, known: list[ModelInfo]) -> None:
+    ``known``: the models of those that answer. ``away``: those that the others had when they last answered.
+    """
+
+    def __init__(self, message: str, known: list[ModelInfo], away: Sequence[ModelInfo] = ()) -> None:
         super().__init__(message)
         self.known = known
+        self.away = list(away)
 
 
 class EngineBusy(EngineUnavailable):
@@ -468,7 +472,7 @@ class EngineClient(Protocol):
         ...
 
     async def models(self) -> list[ModelInfo]:
-        """Return the served models."""
+        """Return the served models. Raises ``SomeModelsAway`` if some of several servers do not answer."""
         ...
 
     async def clear_cache(self) -> None:
@@ -481,3 +485,13 @@ class EngineClient(Protocol):
     async def close(self) -> None:
         """Close connections; an in-process engine also frees its models."""
         ...
+
+
+async def list_answering(engine: EngineClient) -> list[ModelInfo]:
+    """Return the models of the servers that answer. Raises ``EngineError`` if none does."""
+    try:
+        return await engine.models()
+    except SomeModelsAway as error:
+        if not error.known:
+            raise
+        return error.known

@@ -26,11 +26,18 @@ from engine.protocol.types import (
     Events,
     GenerateRequest,
     ModelInfo,
+    SomeModelsAway,
     TokenizeRequest,
     Tokens,
 )
 from engine.remote.failover import OutputMismatch, StreamedPrefix, choose_by_rendezvous, remaining_request
-from engine.remote.health import PROBE_OVERDUE_SECONDS, REPORT_PROBE_INTERVAL_SECONDS, Health, warn_once
+from engine.remote.health import (
+    PROBE_OVERDUE_SECONDS,
+    REPORT_PROBE_INTERVAL_SECONDS,
+    Health,
+    ReplicaHealth,
+    warn_once,
+)
 
 PROBE_TIMEOUT_SECONDS = 5.0
 """The time after which a replica with an unanswered probe counts as silent."""
@@ -130,25 +137,36 @@ class ReplicatedEngine(DispatchingEngine):
         await self._call_replicas(reachable, lambda engine: engine.release(pin_key, tokens))
 
     async def models(self) -> list[ModelInfo]:
-        """Return the models of the replicas that answer, each as the first of them describes it."""
+        """Return the models of the replicas, each as the first that answers describes it.
+
+        Raises ``SomeModelsAway`` if a replica that does not answer may have others than those that do, or if none
+        answers and it is known what they had.
+        """
         health, all_away = self._health, not self._get_served_models()
         interval = REPORT_PROBE_INTERVAL_SECONDS if self._reports_health else None
         due = [
             name for name in self._engines if all_away or health.is_unknown(name) or health.claim_probe(name, interval)
         ]
-        await self._probe_and_wait(due, REPORT_GRACE_SECONDS if self._reports_health else GRACE_SECONDS)
+        grace_seconds = REPORT_GRACE_SECONDS if self._reports_health else GRACE_SECONDS
+        await self._probe_and_wait(due, grace_seconds, needs_answer=not self._reports_health)
         up = self._get_served_models()
+        replicas = [replica for replica in health.snapshot() if replica.name in self._engines]
         if self._reports_health:
-            away = {replica.name for replica in health.snapshot() if replica.state == "away"}
-            up = {name: models for name, models in up.items() if name not in away}
+            overdue = {replica.name for replica in replicas if replica.state == "away"}
+            up = {name: models for name, models in up.items() if name not in overdue}
         if not up:
-            raise self._no_replica_error()
+            error, last = self._no_replica_error(), _list_models(replicas)
+            raise SomeModelsAway(str(error), [], last) if last and isinstance(error, EngineUnavailable) else error
         by_id: dict[str, ModelInfo] = {}
         for name, models in up.items():
             for info in models:
                 if by_id.setdefault(info.id, info) != info:
                     warn_once(f"the engine at {name} serves another {info.id!r} than the first: it is left out")
         self._expected_models = by_id
+        if missing := [replica for replica in replicas if replica.name not in up and _may_have_more(replica, by_id)]:
+            message = "; ".join(str(replica.error) for replica in missing if replica.error)
+            away = [info for info in _list_models(missing) if info.id not in by_id]
+            raise SomeModelsAway(message or "an engine has not answered yet", list(by_id.values()), away)
         return list(by_id.values())
 
     async def close(self) -> None:
@@ -268,12 +286,15 @@ class ReplicatedEngine(DispatchingEngine):
 
     # Health.
 
-    async def _probe_and_wait(self, names: Iterable[str], grace_seconds: float = GRACE_SECONDS) -> None:
-        """Probe replicas. Wait for the grace period, then until one of all answers or every probe has ended."""
+    async def _probe_and_wait(
+        self, names: Iterable[str], grace_seconds: float = GRACE_SECONDS, *, needs_answer: bool = True
+    ) -> None:
+        """Probe replicas. Wait for the grace period; with ``needs_answer`` then until one of all replicas answers or
+        every probe has ended."""
         probes = {self._start_probe(name) for name in names}
         if probes:
             _, probes = await asyncio.wait(probes, timeout=grace_seconds)
-        while probes and not self._get_served_models():
+        while probes and needs_answer and not self._get_served_models():
             _, probes = await asyncio.wait(probes, return_when=asyncio.FIRST_COMPLETED)
 
     def _start_probe(self, name: str) -> asyncio.Task[None]:
@@ -310,6 +331,21 @@ class ReplicatedEngine(DispatchingEngine):
                 if self._health.is_silent(name) and self._get_served_models():
                     for call in list(pending):
                         call.cancel()
+
+
+def _list_models(replicas: Iterable[ReplicaHealth]) -> list[ModelInfo]:
+    """Return the models that replicas have, or had, each as the first of them describes it."""
+    by_id: dict[str, ModelInfo] = {}
+    for replica in replicas:
+        for info in replica.models:
+            by_id.setdefault(info.id, info)
+    return list(by_id.values())
+
+
+def _may_have_more(replica: ReplicaHealth, models: Collection[str]) -> bool:
+    """Return True if a replica that does not answer may serve a model that is not among ``models``."""
+    may_answer = replica.error is None or isinstance(replica.error, EngineUnavailable)
+    return may_answer and (not replica.models or any(info.id not in models for info in replica.models))
 
 
 def _find_key(request: ModelRequest) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -57,25 +57,34 @@ class RoutedEngine(DispatchingEngine):
         """
         engines = self._all
         answers = await asyncio.gather(*(engine.models() for engine in engines), return_exceptions=True)
-        listed = {id(engine): infos for engine, infos in zip(engines, answers, strict=True) if isinstance(infos, list)}
+        by_engine = {id(engine): answer for engine, answer in zip(engines, answers, strict=True)}
+        listed = {
+            engine: answer.known if isinstance(answer, SomeModelsAway) else answer
+            for engine, answer in by_engine.items()
+            if isinstance(answer, SomeModelsAway | list)
+        }
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         fatal = next((error for error in failures if not isinstance(error, EngineUnavailable)), None)
         if fatal is not None or (failures and not listed):
             raise fatal or failures[0]
-        models = self._select(listed)
+        away = {engine: error.away for engine, error in by_engine.items() if isinstance(error, SomeModelsAway)}
+        models = self._select(listed, away)
         if failures:
-            raise SomeModelsAway("; ".join(map(str, failures)), models)
+            raise SomeModelsAway("; ".join(map(str, failures)), models, self._select(away, away))
         return models
 
-    def _select(self, listed: Mapping[int, list[ModelInfo]]) -> list[ModelInfo]:
-        """Return the models, each as the engine that is meant for it lists it, by the engines' ids."""
+    def _select(self, listed: Mapping[int, list[ModelInfo]], partly_away: Collection[int]) -> list[ModelInfo]:
+        """Return the models, each as the engine that is meant for it lists it, by the engines' ids.
+
+        ``partly_away``: engines that may have more models than they list.
+        """
         models = [info for info in listed.get(id(self._main), ()) if info.id not in self._overrides]
         for name, engine in self._overrides.items():
             if id(engine) not in listed:
                 continue
             served = listed[id(engine)]
             matching = [info for info in served if info.id == name]
-            if not matching:
+            if not matching and id(engine) not in partly_away:
                 others = ", ".join(info.id for info in served) or "nothing"
                 raise EngineError(f"the server that is configured for model {name!r} does not serve it, but {others}")
             models += matching

@@ -34,6 +34,7 @@ from engine.protocol.types import (
     SamplingParams,
     TokenizeRequest,
     Tokens,
+    list_answering,
 )
 from engine.protocol.wire import read_tokens, write_tokens
 from prm.rollouts.file import LabelledSolution, RolloutFile, SampledStep, SolutionKey
@@ -143,7 +144,7 @@ async def roll_out(
 
 
 async def _find_model(engine: EngineClient, model: str) -> ModelInfo:
-    served = {info.id: info for info in await engine.models() if info.kind == "generate"}
+    served = {info.id: info for info in await list_answering(engine) if info.kind == "generate"}
     if model not in served:
         raise InvalidRequest(f"model {model!r} is not served; served are {', '.join(served) or 'none'}", "model")
     return served[model]

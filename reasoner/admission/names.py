@@ -1,11 +1,12 @@
 """Names that an operator gives to a way of searching. A client says one where it would name a model.
 
-``MODEL:EFFORT`` is such a name without being configured. A name may stand for another one, whose fields it changes.
+``MODEL:EFFORT`` is such a name without being configured, unless that very word is a served model. A name may stand for
+another one, whose fields it changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Protocol, Self, get_args
 
@@ -126,12 +127,14 @@ class NameService(Protocol):
     def effort(self) -> Mapping[str, Effort]: ...
     @property
     def models(self) -> Mapping[str, ModelDefaults]: ...
+    @property
+    def model_name(self) -> str: ...
     def remote_models(self) -> Mapping[str, str]:
         """Return the models that servers are known to have, each with the server's name."""
         ...
 
 
-def find_name(word: str | None, service: NameService, served: Iterable[str] = ()) -> NamedFields | None:
+def find_name(word: str | None, service: NameService, served: Collection[str]) -> NamedFields | None:
     """Return what a word stands for that a client gave as the model; ``None`` for a model itself.
 
     ``served`` are the models that are known to be served. Raises ``NameFault`` for a name that stands for itself.
@@ -143,12 +146,15 @@ def find_name(word: str | None, service: NameService, served: Iterable[str] = ()
             raise NameFault(f"{chain[0][0]!r} stands for itself ({path}): give it a served model")
         chain.append((word, name))
         word = name.model
-    return _merge_chain(chain, word, service) if chain else None
+    return _merge_chain(chain, word, service, served) if chain else None
 
 
-def find_model(word: str, service: NameService) -> str:
-    """Return the model that a word means where only a model can stand. Raises ``NameFault`` for another name."""
-    name = find_name(word, service) if word in service.names else None
+def find_model(word: str, service: NameService, served: Collection[str]) -> str:
+    """Return the model that a word means where only a model can stand. Raises ``NameFault`` for another name.
+
+    ``served``: as for ``find_name``.
+    """
+    name = find_name(word, service, served) if word in service.names else None
     if name is None:
         return word
     if name.fields.keys() - {"model"} or name.fixed:
@@ -156,15 +162,18 @@ def find_model(word: str, service: NameService) -> str:
     return str(name.fields["model"])
 
 
-def _find_entry(word: str, service: NameService, served: Iterable[str]) -> Name | None:
+def _find_entry(word: str, service: NameService, served: Collection[str]) -> Name | None:
     if word in service.names:
         return service.names[word]
     model, _, effort = word.rpartition(":")
-    is_model = word in service.models or word in served or word in service.remote_models()
+    configured = (service.model_name, *service.models, *service.remote_models())
+    is_model = word in served or word in configured
     return Name(model=model, effort=effort) if model and effort in service.effort and not is_model else None
 
 
-def _merge_chain(chain: list[tuple[str, Name]], model: str | None, service: NameService) -> NamedFields:
+def _merge_chain(
+    chain: list[tuple[str, Name]], model: str | None, service: NameService, served: Collection[str]
+) -> NamedFields:
     """Return the fields of names of which each stands for the next, and the last one for ``model``, or for several."""
     fields: dict[str, Any] = {}
     caps: dict[str, float] = {}
@@ -189,7 +198,7 @@ def _merge_chain(chain: list[tuple[str, Name]], model: str | None, service: Name
             if not is_bounded:
                 effort_strategy, is_bounded = strategy, True
     if "models" in fields:
-        fields["models"] = replace_aliases(fields["models"], service)
+        fields["models"] = replace_aliases(fields["models"], service, served)
         model = fields["models"][0].model
     fields["model"] = model
     fixed = frozenset[str](field for _, name in chain for field in name.fixed)
@@ -197,9 +206,9 @@ def _merge_chain(chain: list[tuple[str, Name]], model: str | None, service: Name
     return NamedFields(chain[0][0], fields, effort_strategy, fixed=fixed, caps=caps)
 
 
-def replace_aliases(models: Sequence[PolicySpec], service: NameService) -> list[PolicySpec]:
+def replace_aliases(models: Sequence[PolicySpec], service: NameService, served: Collection[str]) -> list[PolicySpec]:
     """Return a job's several models with those for which aliases stand. Raises ``NameFault`` for one named twice."""
-    found = [entry.model_copy(update={"model": find_model(entry.model, service)}) for entry in models]
+    found = [entry.model_copy(update={"model": find_model(entry.model, service, served)}) for entry in models]
     words = [entry.model for entry in found]
     twice = next((word for word in words if words.count(word) > 1), None)
     if twice is not None:

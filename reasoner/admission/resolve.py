@@ -15,6 +15,7 @@ from reasoner.jobs.request import JobRequest
 from reasoner.jobs.spec import JobSpec, StrategySpec
 from reasoner.jobs.verifier_specs import LanguageModelVerifier, ProbeVerifier
 from reasoner.search.policies.call_format import find_model_format, resolve_python
+from reasoner.search.policies.selection import verifier_selector
 from reasoner.strategies.registry import parse_params
 
 
@@ -31,13 +32,8 @@ async def resolve_job(
 
     ``in_batch``: it shares a budget, so that its own is a cap. Names of models in it may be aliases.
     """
-    models: list[ModelInfo] | None
-    known: Sequence[ModelInfo]
-    try:
-        known = models = await catalog.models()
-    except EngineError as error:
-        models = None  # the job may wait for an engine
-        known = error.known if isinstance(error, SomeModelsAway) else []
+    answering, known, is_complete = await _list_models(catalog)
+    served = [info.id for info in known]
     try:
         submission = Submission.to_service(request, service, known, in_batch=in_batch)
     except NameFault as fault:
@@ -47,7 +43,9 @@ async def resolve_job(
         if name is not None and (field := name.find_change(request)) is not None:
             raise JobRefused("invalid-request", field, f"the name {name.name!r} fixes it: leave it out")
         merged = merge_sources(submission)
-        spec = _complete(_replace_alias(merged.spec, service), models or ())
+        spec = _replace_aliases(merged.spec, service, served)
+        models = answering if is_complete or _list_needed(spec) <= {info.id for info in answering} else None
+        spec = _complete(spec, models or ())
         check(Merged(spec, merged.origins), service, models)
     except JobRefused as refusal:
         if name is None or refusal.code != "unknown-model":
@@ -57,16 +55,48 @@ async def resolve_job(
     return spec
 
 
-def _replace_alias(spec: JobSpec, service: ServiceDefaults) -> JobSpec:
-    """Return the job with the model for which an alias as its verifier's model stands. Raises ``JobRefused``."""
-    judge = getattr(spec.verifier, "model", None)
-    if spec.verifier is None or judge is None:
-        return spec
+async def _list_models(catalog: ModelCatalog) -> tuple[list[ModelInfo], list[ModelInfo], bool]:
+    """Return the models of the engines that answer, those of all that are known, and True if none is away."""
     try:
-        model = find_model(judge, service)
+        models = await catalog.models()
+    except SomeModelsAway as error:
+        return error.known, [*error.known, *error.away], False
+    except EngineError:
+        return [], [], False
+    return models, models, True
+
+
+def _list_needed(spec: JobSpec) -> set[str]:
+    """Return the models that a job names: it may wait for one whose engine is away."""
+    verifier = verifier_selector(spec.verifier)
+    return {*spec.policy_names, *([verifier.name] if verifier is not None and verifier.name is not None else [])}
+
+
+def _replace_aliases(spec: JobSpec, service: ServiceDefaults, served: Sequence[str]) -> JobSpec:
+    """Return the job with the models for which aliases stand that its verifier and its strategy name.
+
+    Raises ``JobRefused``.
+    """
+    judge = getattr(spec.verifier, "model", None)
+    if spec.verifier is not None and judge is not None:
+        model = _find_model("verifier.model", judge, service, served)
+        spec = spec.model_copy(update={"verifier": spec.verifier.model_copy(update={"model": model})})
+    try:
+        members = parse_params(spec.strategy.name, spec.strategy.params).members
+    except ValueError:  # ``check`` says why
+        return spec
+    found = {part: _find_model(f"strategy.{part}", word, service, served) for part, word in members.items()}
+    if not found:
+        return spec
+    strategy = StrategySpec(name=spec.strategy.name, **(spec.strategy.params | found))
+    return spec.model_copy(update={"strategy": strategy})
+
+
+def _find_model(field: str, word: str, service: ServiceDefaults, served: Sequence[str]) -> str:
+    try:
+        return find_model(word, service, served)
     except NameFault as fault:
-        raise JobRefused("unknown-model", "verifier.model", f"the name {fault}") from None
-    return spec.model_copy(update={"verifier": spec.verifier.model_copy(update={"model": model})})
+        raise JobRefused("unknown-model", field, f"the name {fault}") from None
 
 
 def resolve_program_job(request: JobRequest, models: Mapping[str, ModelDefaults] | None = None) -> JobSpec:

@@ -101,9 +101,10 @@ class Submission:
         Raises ``NameFault`` for a name that stands for itself.
         """
         models = list(models)
+        ids = [info.id for info in models]
         if request.models is not None:
-            request = request.model_copy(update={"models": replace_aliases(request.models, service)})
-        name = find_name(request.model, service, [info.id for info in models])
+            request = request.model_copy(update={"models": replace_aliases(request.models, service, ids)})
+        name = find_name(request.model, service, ids)
         model = _name_model(request) if name is None else name.fields["model"]
         model = model or service.model_name
         profile, verifier = service.models.get(model, ModelDefaults()), service.default_verifier(model)

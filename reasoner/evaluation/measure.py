@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from types import MappingProxyType
 
-from engine.protocol.types import EngineClient, EngineUnavailable, InvalidRequest, ModelInfo
+from engine.protocol.types import EngineClient, EngineUnavailable, InvalidRequest, ModelInfo, list_answering
 from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.resolve import resolve_program_job
 from reasoner.answers.equivalence import Equivalence
@@ -76,7 +76,7 @@ class EvaluationContext:
     ) -> EvaluationContext:
         """Create with the engine's models. Raises ``InvalidRequest`` if it does not serve a model of the plan."""
         engine = UnpinnedEngine(engine)
-        models = {info.id: info for info in await engine.models()}
+        models = {info.id: info for info in await list_answering(engine)}
         strategies = [STRATEGIES[case.name] for case in (*plan.pooled, *plan.live)]
         compares = verifier is not None and verifier.compares
         uses = {strategy.verifier for strategy in strategies}

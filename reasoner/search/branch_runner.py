@@ -27,7 +27,7 @@ from engine.protocol.types import (
 from reasoner.deadline import run_unless
 from reasoner.jobs.journal import JobCancelled
 from reasoner.search.generation import BranchPart, Generation, State
-from reasoner.search.policies.availability import RETRY_SECONDS, make_absence
+from reasoner.search.policies.availability import make_absence
 from reasoner.search.reservations import Reservations
 from reasoner.search.rules.rule import NextRequest
 from reasoner.search.stream_context import StreamContext
@@ -57,7 +57,7 @@ class BranchRunner:
         """The ready ones among them, in the order of their arrival."""
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[None]] = set()
-        self._is_stopping = False
+        self._stopping = asyncio.Event()
         self._failure: Exception | None = None
         self._changed = asyncio.Event()
 
@@ -111,7 +111,7 @@ class BranchRunner:
 
         ``final`` ends the aborted branches as ``cancelled``; otherwise they can be continued.
         """
-        self._is_stopping = True
+        self._stopping.set()
         for request_id in list(self._requests):  # requests leave the dictionary as their branches end
             try:
                 await self._search.engine.abort(request_id)
@@ -230,9 +230,10 @@ class BranchRunner:
         except Exception as error:
             waiting, refusal = [siblings[index] for index in missing], None
             if isinstance(error, EngineUnavailable):
-                may_return = self._availability.record_failure(siblings[0].parent.policy)
-                if may_return and self._search.ledger.seconds_left() != 0.0:
-                    await self._ask_again(waiting)
+                policy, seconds_left = siblings[0].parent.policy, self._search.ledger.seconds_left()
+                may_return = self._availability.record_failure(policy)
+                if may_return and seconds_left != 0.0:
+                    await self._ask_again(waiting, self._availability.find_pause(policy, error, seconds_left))
                     return
                 if may_return is not None:
                     refusal = make_absence(error)
@@ -248,8 +249,8 @@ class BranchRunner:
                 self._add_ready(branch)
             self._fail(None if refusal else error)
 
-    async def _ask_again(self, branches: Sequence[Generation]) -> None:
-        """Request branches again whose server is away.
+    async def _ask_again(self, branches: Sequence[Generation], pause: float) -> None:
+        """Request branches again after a pause in seconds, since their server is away.
 
         Those that have tokens go into the journal instead, from which the strategy starts them anew.
         """
@@ -258,14 +259,14 @@ class BranchRunner:
             if branch.arrived.token_ids:
                 branch.finish(None)
                 self._add_ready(branch)
-        await asyncio.sleep(RETRY_SECONDS)
-        if not self._is_stopping:
+        await run_unless(self._stopping, lambda: asyncio.sleep(pause))
+        if not self._stopping.is_set():
             self._request_segments(waiting)
 
     async def _add_segment(self, branch: Generation, segment: Completion) -> None:
         """Add a segment to its branch, and request the next one if the branch goes on."""
         await branch.add_segment(segment)
-        if branch.state is not State.READY and self._is_stopping:
+        if branch.state is not State.READY and self._stopping.is_set():
             branch.finish(None)
         if branch.state is State.READY:
             self._add_ready(branch)

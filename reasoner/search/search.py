@@ -13,6 +13,7 @@ import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -30,7 +31,7 @@ from reasoner.search.brought.candidates import add_candidates
 from reasoner.search.candidates import list_finished, select_candidates
 from reasoner.search.context import SearchContext
 from reasoner.search.grants import Grants
-from reasoner.search.policies.availability import MEMBERS, RETRY_SECONDS, describe_absences
+from reasoner.search.policies.availability import MEMBERS, describe_absences
 from reasoner.search.policies.forced_calls import choose_natively
 from reasoner.search.policies.policy import Policy, check_room, count_samples, find_sample_number
 from reasoner.search.replay import PendingEntry, ReplayLog
@@ -290,15 +291,17 @@ class Search:
                 try:
                     await self.tokenize("?", policy)
                 except EngineUnavailable as error:
-                    may_return = self._shared.availability.record_failure(policy)
+                    availability, seconds_left = self._shared.availability, self.ledger.seconds_left()
+                    may_return = availability.record_failure(policy)
                     if may_return is None:
                         raise
-                    if not may_return or self.ledger.seconds_left() == 0.0:
+                    if not may_return or seconds_left == 0.0:
                         return str(error) or type(error).__name__
+                    pause = availability.find_pause(policy, error, seconds_left)
                 else:
                     self._shared.availability.record_answer(policy)
                     return ""
-                await run_unless(self._context.cancelled, lambda: asyncio.sleep(RETRY_SECONDS))
+                await run_unless(self._context.cancelled, partial(asyncio.sleep, pause))
                 if self._context.cancelled.is_set():
                     raise JobCancelled
 

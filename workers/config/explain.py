@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic_settings import SettingsError
 
 CONFIG_FILE = "reasoner.toml"
 _SECRETS = ("api_keys", "engine_api_key", "prm_api_key", "redis_url", "webhook_secret", "webhook_secrets")
@@ -26,6 +28,14 @@ def find_moved_variable() -> str | None:
     """Return the message for an environment variable of an earlier version, which would otherwise be ignored."""
     given = (name for name in _MOVED if f"REASONER_{name.upper()}" in os.environ)
     return next((f"REASONER_{name.upper()}: {_MOVED[name]} into {CONFIG_FILE}" for name in given), None)
+
+
+def explain_unreadable(error: SettingsError) -> str:
+    """Return the message for a setting that its source has not in the form of its type."""
+    match = re.search(r'value for field "(\w+)" from source "EnvSettingsSource"', str(error))
+    if match is None:
+        return f"{CONFIG_FILE}: {error}"
+    return f"REASONER_{match[1].upper()}: it is a table, so give a JSON object ({error.__cause__})"
 
 
 def explain(error: Any, name: str, settings: type[BaseModel]) -> str:

@@ -32,7 +32,7 @@ from reasoner.strategies.registry import STRATEGIES
 from workers.config.address import HOST, PORT
 from workers.config.broker_address import parse_broker_url
 from workers.config.engine_options import ENGINE_OPTIONS, engine_option
-from workers.config.explain import CONFIG_FILE, describe_origin, explain, find_moved_variable
+from workers.config.explain import CONFIG_FILE, describe_origin, explain, explain_unreadable, find_moved_variable
 from workers.config.model_settings import ModelSettings
 from workers.config.rate_limits import LimitsTable
 from workers.config.types import (
@@ -354,7 +354,9 @@ def load_settings(**overrides: Any) -> Settings:
         name = str(first["loc"][0]) if first["loc"] else "?"
         where = ".".join([describe_origin(name, overrides), *map(str, first["loc"][1:])])
         raise ConfigError(f"{where}: {explain(first, name, Settings)}") from None
-    except (SettingsError, ValueError) as error:  # a file that is not TOML
+    except SettingsError as error:
+        raise ConfigError(explain_unreadable(error)) from None
+    except ValueError as error:  # a file that is not TOML
         raise ConfigError(f"{CONFIG_FILE}: {error}") from None
     settings = settings.with_model_files()
     settings._given = frozenset(overrides)
@@ -378,7 +380,7 @@ def _check_names(settings: Settings) -> None:
             efforts = ", ".join(settings.effort)
             raise ConfigError(f"{where}.effort: there is no effort {name.own_effort!r}; known are {efforts}")
         try:
-            found = find_name(word, settings)
+            found = find_name(word, settings, served)
         except NameFault as fault:
             raise ConfigError(f"{where}: {fault}") from None
         idle = [] if found is None else sorted(found.fixed - found.fields.keys() - {"system"})

@@ -57,7 +57,7 @@ class TenantEngine(ForwardingEngine):
         try:
             models = await super().models()
         except SomeModelsAway as error:
-            self._note_unsalted(error.known)
+            self._note_unsalted([*error.known, *error.away])
             raise
         self._note_unsalted(models)
         return models

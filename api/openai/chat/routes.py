@@ -74,7 +74,8 @@ async def complete(
     turns = body.to_turns()
     idempotency = await read_idempotency(idempotency_key, request)
     with naming_sent_fields(body.sent_fields(turns)):
-        job_request = body.to_job([turn.message for turn in turns], state.settings)
+        served = await state.catalog.list_known()
+        job_request = body.to_job([turn.message for turn in turns], state.settings, served)
         job, _ = await submit_job(job_request, principal, state, idempotency=idempotency)
     summary = body.reasoning.summary if body.reasoning else None
     narration = Narration(job["spec"], concise=summary == "concise")

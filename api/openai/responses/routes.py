@@ -103,7 +103,8 @@ async def create(
     idempotency = await read_idempotency(idempotency_key, request)
     outlives_client = echoed.background or idempotency is not None
     with naming_sent_fields(body.sent_fields(turns)):
-        job_request = body.to_job([turn.message for turn in turns], state.settings)
+        served = await state.catalog.list_known()
+        job_request = body.to_job([turn.message for turn in turns], state.settings, served)
         job, _ = await submit_job(job_request, principal, state, idempotency=idempotency, form=echoed.model_dump_json())
     if body.stream:
         stream = ResponseEvents(job, echoed)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from engine.protocol.types import EngineClient, ModelInfo
+from engine.protocol.types import EngineClient, ModelInfo, list_answering
 from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.resolve import resolve_program_job
 from reasoner.confidence.calibration import Bin, Calibration, Curve, ModelFingerprint, Reliability
@@ -63,7 +63,7 @@ async def calibrate(
     cross-validation over problems. Raises ``CalibrationError`` for measurements with other settings or if nothing can
     be fitted, and the engine's errors.
     """
-    served = await engine.models()
+    served = await list_answering(engine)
     info = ModelSelector("model", model, can_generate).find(served)
     policy = ModelFingerprint.of_model(info)
     if isinstance(verifier, ProbeVerifier) and verifier.model is None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from engine.protocol.refusal import Refusal
-from engine.protocol.types import EngineClient, EngineError, ModelInfo, SomeModelsAway
+from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, ModelInfo, SomeModelsAway
 from reasoner.deadline import run_unless
 from reasoner.jobs.journal import JobCancelled, Journal
 from reasoner.jobs.spec import JobSpec
@@ -44,6 +44,15 @@ class Availability:
             return True
         return None if len(self._away_since) == len(self._policies) else False
 
+    def find_pause(self, policy: int, error: EngineUnavailable, seconds_left: float | None) -> float:
+        """Return the seconds before a policy's server is asked again: as many as it wants, within the policy's time.
+
+        ``seconds_left``: of the job; ``None`` without a limit.
+        """
+        until_given_up = self._away_since[policy] + self._policies[policy].wait_seconds - self._clock()
+        longest = until_given_up if seconds_left is None else min(until_given_up, seconds_left)
+        return max(RETRY_SECONDS, min(error.retry_after or 0.0, longest))
+
 
 async def find_members(
     spec: JobSpec,
@@ -54,9 +63,10 @@ async def find_members(
 ) -> tuple[dict[str, ModelInfo], list[str]]:
     """Return the served models by name, and those of the job's several that it goes on without, since they are away.
 
-    Away models are waited for as long as they may be; a search that has begun keeps its models. Raises
-    ``EngineUnavailable`` if a model that the job needs is away, its verifier's among them, and ``JobCancelled`` as soon
-    as ``cancelled`` is set. ``clock`` returns seconds.
+    Away models are waited for as long as they may be. A search that has begun keeps its models: one that is away now is
+    as it was last seen, and is given up as one that goes away later. Raises ``EngineUnavailable`` if a model that the
+    job needs is away, its verifier's among them, or one with which it began and of which nothing is known, and
+    ``JobCancelled`` as soon as ``cancelled`` is set. ``clock`` returns seconds.
     """
     entries = [] if spec.models is None else await journal.load()
     left_out = next((entry.data["left_out"] for entry in entries if entry.key.startswith(_DECISION)), None)
@@ -70,6 +80,9 @@ async def find_members(
                 return _index_models(error.known), left_out or []
             verifier = verifier_selector(spec.verifier)
             is_optional = set(away) < set(spec.policy_names) and (verifier is None or verifier.name not in away)
+            last = _index_models(error.away)
+            if has_begun and is_optional and set(away) - set(left_out or ()) <= last.keys():
+                return last | _index_models(error.known), left_out or []
             if has_begun or not is_optional:
                 raise
             if clock() >= began + _get_patience(spec, away):

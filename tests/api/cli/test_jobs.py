@@ -279,6 +279,31 @@ def test_solve_names_a_model_to_a_running_service_and_starts_a_private_one_with_
     assert body["url"] == ("http://own" if alone else "http://127.0.0.1:8000")
 
 
+def test_a_private_service_loads_all_that_a_name_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its models, and the model of its verifier, which may be an alias."""
+    names = {
+        "panel": {
+            "models": [{"model": "policy"}, {"model": "policy-large"}],
+            "verifier": {"kind": "judge", "model": "critic"},
+        },
+        "critic": {"model": "policy-python"},
+    }
+    monkeypatch.setenv("REASONER_NAMES", json.dumps(names))
+    started: list[Settings] = []
+
+    @contextmanager
+    def private(settings: Settings, _: Console) -> Iterator[str]:
+        started.append(settings)
+        raise Sent({})
+        yield ""
+
+    monkeypatch.setattr("api.roles.private_service.run_private_service", private)
+    monkeypatch.setattr(cli_jobs, "_is_running", lambda _: False)
+    result = CliRunner().invoke(app, ["solve", "?", "--model", "panel"])
+    assert isinstance(result.exception, Sent), result.output
+    assert {"policy", "policy-large", "policy-python"} <= started[0].local_models().keys()
+
+
 class Listing:
     def __init__(self, *jobs: Job) -> None:
         self.jobs = jobs

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from engine.protocol.types import ModelInfo
 from tests.api.conftest import serving, submitted
 from tests.api.keyed import header
 from tests.api.openai_client import QUESTION, job_of, listening, working
@@ -60,6 +62,43 @@ async def test_a_job_and_a_batch_by_name_echo_the_name_and_what_it_stands_for(cl
     batch = await client.post("/v1/batches", json={"jobs": jobs, "budget": {"tokens": 1000}})
     specs = [await spec_of(client, job["id"]) for job in batch.json()["jobs"]]
     assert [(spec["name"], spec["model"]) for spec in specs] == [("heavy", "policy"), ("gpt-4o", "policy")]
+
+
+class Ollama(ScriptedEngine):
+    """Serves a model whose name ends as an effort, and that plain name too."""
+
+    async def models(self) -> list[ModelInfo]:
+        policy, *others = await super().models()
+        return [policy, replace(policy, id="phi3"), replace(policy, id="phi3:medium"), *others]
+
+
+BOUNDED: dict[str, tuple[str, dict[str, Any]]] = {
+    "/v1/chat/completions": ("max_completion_tokens", {"messages": QUESTION}),
+    "/v1/responses": ("max_output_tokens", {"input": "1 + 1?"}),
+    "/v1/messages": ("max_tokens", {"messages": QUESTION}),
+}
+
+
+@pytest.mark.parametrize("door", BOUNDED)
+async def test_a_served_model_that_ends_as_an_effort_is_that_model_at_every_door(
+    settings: Settings, url: str, store: JobStore, door: str
+) -> None:
+    """Nothing but the list of the server names it: the settings do not."""
+    bound, body = BOUNDED[door]
+    async with (
+        listening(settings, Ollama()) as address,
+        working(url, store, engine=Ollama()),
+        httpx.AsyncClient(base_url=address) as client,
+    ):
+        for model, expected in (
+            ("phi3:medium", (None, "phi3:medium", 80_000)),
+            ("phi3:low", ("phi3:low", "phi3", 5000)),
+        ):
+            answer = await client.post(door, json={"model": model, bound: 80_000} | body, timeout=30)
+            assert answer.status_code == 200, answer.text
+            [newest] = await store.list_jobs(owner=None, after=None, limit=1, status=None)
+            spec = newest["spec"]
+            assert (spec.get("name"), spec["model"], spec["budget"]["tokens"]) == expected
 
 
 async def test_faults_of_a_name_are_refused_in_the_shape_of_each_door(client: httpx.AsyncClient) -> None:

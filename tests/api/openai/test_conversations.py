@@ -27,7 +27,7 @@ def resolve(request: JobRequest) -> JobSpec:
 def ask(model: str, **fields: Any) -> JobSpec:
     body = {"model": model, "messages": [{"role": "user", "content": GREETING}]} | fields
     parsed = TypeAdapter(ChatBody).validate_python(body)
-    return resolve(parsed.to_job([message.to_message() for message in parsed.messages], SERVICE))
+    return resolve(parsed.to_job([message.to_message() for message in parsed.messages], SERVICE, ()))
 
 
 def test_with_a_verifier_the_best_whole_text_is_chosen() -> None:
@@ -44,7 +44,7 @@ def test_without_a_verifier_one_text_is_sampled_and_choices_are_texts() -> None:
 
 def test_the_route_of_responses_has_the_same_default() -> None:
     body = ResponseBody.model_validate({"model": "mine", "input": GREETING})
-    spec = resolve(body.to_job([Message(role="user", content=GREETING)], SERVICE))
+    spec = resolve(body.to_job([Message(role="user", content=GREETING)], SERVICE, ()))
     assert (spec.strategy.model_dump(), spec.answer.extract) == ({"name": "self_consistency", "n": 1}, "all")
 
 
@@ -61,7 +61,7 @@ def test_the_route_of_responses_has_the_same_default() -> None:
 def test_a_request_that_compares_answers_extracts_them(fields: dict[str, Any], strategy: str) -> None:
     body = {"model": "mine", "messages": [{"role": "user", "content": GREETING}]} | fields
     parsed = TypeAdapter(ChatBody).validate_python(body)
-    spec = resolve(parsed.to_job([message.to_message() for message in parsed.messages], SERVICE))
+    spec = resolve(parsed.to_job([message.to_message() for message in parsed.messages], SERVICE, ()))
     assert spec.answer.extract == "auto"
     if "reasoning_effort" not in fields:  # which is applied when the job is resolved
         assert spec.strategy.name == strategy

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from benchmarks.service.null_engine import POLICY, VERIFIER, NullEngine
 from engine.remote.failover import choose_by_rendezvous
@@ -18,6 +22,7 @@ from engine.remote.health import Health
 from reasoner.run import run_job
 from tests.api.conftest import serving, submitted
 from tests.listening import listening
+from workers.config.model_profiles import ModelProfile
 from workers.config.settings import Settings
 from workers.engines.connect import connect
 from workers.execution.execute import execute
@@ -113,6 +118,69 @@ async def test_the_service_is_ready_with_one_engine_and_lists_those_that_are_awa
     assert error["field"] == "engine"
     assert gone in error["message"]
     assert left in error["message"]
+
+
+class Shifted(NullEngine):
+    """Serves its models by another name, and may fall silent."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    async def _models(self, request: Request) -> Response:
+        await asyncio.to_thread(self.may_answer.wait)
+        answer = await super()._models(request)
+        listed = json.loads(bytes(answer.body))
+        for model in listed["data"]:
+            model["id"] = f"far-{model['id']}"
+        return JSONResponse(listed)
+
+
+async def test_a_service_goes_on_with_the_others_while_one_of_several_servers_is_silent(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ready, says who is away, lists the models as they were, and lets their jobs wait."""
+    monkeypatch.setattr("api.http.model_catalog.CACHE_SECONDS", 0.0)
+    far, near = Shifted(), NullEngine(0.0)
+    tables = {f"far-{POLICY}": ModelProfile.model_validate({"url": f"unix://{tmp_path / 'far.sock'}"})}
+    own = {"engine_url": (f"unix://{tmp_path / 'near.sock'}",), "model": POLICY, "prm": "none", "models": tables}
+    with listening(near.app, tmp_path / "near.sock"), listening(far.app, tmp_path / "far.sock"):
+        async with serving(settings.model_copy(update=own)) as client:
+            before = (await client.get("/v1/models")).json()["data"]
+            assert {model["id"]: model["available"] for model in before}[f"far-{POLICY}"]
+            far.may_answer.clear()
+            try:
+                ready = await client.get("/readyz")
+                listed = (await client.get("/v1/models")).json()["data"]
+                waiting = await client.post("/v1/jobs", json={"problem": "?", "model": f"far-{POLICY}"})
+            finally:
+                far.may_answer.set()
+            assert ready.status_code == 200, ready.text
+            assert "far.sock has not answered" in ready.json()["engine"]
+            assert {each["engine"]: each["state"] for each in ready.json()["engines"]} == {
+                f"unix://{tmp_path / 'near.sock'}": "up",
+                f"unix://{tmp_path / 'far.sock'}": "away",
+            }
+            assert [model["id"] for model in listed] == [model["id"] for model in before]
+            away = {model["id"] for model in listed if not model["available"]}
+            assert away == {f"far-{POLICY}", *(f"far-{POLICY}:{effort}" for effort in ("low", "medium", "high"))}
+            assert waiting.status_code == 202, waiting.text
+            while (await client.get("/readyz")).json()["engine"] != "ok":
+                pass
+            assert (await client.get("/v1/models")).json()["data"] == before
+
+
+async def test_a_service_whose_only_servers_that_answer_cannot_write_is_not_ready(
+    settings: Settings, tmp_path: Path
+) -> None:
+    own = {"engine_url": (f"unix://{tmp_path / 'gone.sock'}",), "model": POLICY, "prm": VERIFIER}
+    own |= {"prm_url": (f"unix://{tmp_path / 'prm.sock'}",)}
+    with listening(NullEngine(0.0).app, tmp_path / "prm.sock"):
+        async with serving(settings.model_copy(update=own)) as client:
+            answer = await client.get("/readyz")
+    assert answer.status_code == 503
+    assert "gone.sock could not be reached" in answer.json()["errors"][0]["message"]
 
 
 async def test_a_job_runs_on_the_engine_of_its_id_and_on_another_one_with_the_same_result(

@@ -14,7 +14,9 @@ from engine.protocol.types import (
     EngineUnavailable,
     InvalidRequest,
     ModelInfo,
+    SomeModelsAway,
     TokenizeRequest,
+    list_answering,
 )
 from engine.remote.failover import choose_by_rendezvous
 from engine.remote.replicas import ReplicatedEngine
@@ -65,6 +67,39 @@ async def test_a_request_goes_to_an_engine_that_serves_its_model(fleet: Fleet) -
     await fleet.client.score(scoring())
     await completions(fleet.client, replace(request(), model="large"))
     assert (here.asked["generate"], elsewhere.asked["generate"], elsewhere.asked["score"]) == (1, 1, 1)
+
+
+async def test_a_model_whose_only_engine_is_away_is_away_and_not_gone(fleet: Fleet) -> None:
+    """It is named as one that was served, and the others are listed; also before it has ever been seen."""
+    here, elsewhere = fleet.order()
+    here.serves = [replace(elsewhere.serves[0], id="large")]
+    await fleet.client.models()
+    here.dead = True
+    fleet.clock.now += 60
+    with pytest.raises(SomeModelsAway, match="dead") as known:
+        await fleet.client.models()
+    assert ([info.id for info in known.value.known], known.value.away) == (["policy", "prm"], here.serves)
+    unseen = ReplicatedEngine(fleet.engines)
+    with pytest.raises(SomeModelsAway, match="dead") as unknown:
+        await unseen.models()
+    assert ([info.id for info in unknown.value.known], unknown.value.away) == (["policy", "prm"], [])
+    await unseen.close()
+    here.serves, here.dead = elsewhere.serves, False
+    fleet.clock.now += 60
+    assert [info.id for info in await fleet.client.models()] == ["policy", "prm"]
+    here.dead = True
+    fleet.clock.now += 60
+    assert [info.id for info in await fleet.client.models()] == ["policy", "prm"]  # the other one has all of them
+
+
+async def test_what_engines_that_are_all_away_had_is_known(fleet: Fleet) -> None:
+    models = await fleet.client.models()
+    for engine in fleet.engines.values():
+        engine.dead = True
+    fleet.clock.now += 60
+    with pytest.raises(SomeModelsAway, match="dead; dead") as caught:
+        await fleet.client.models()
+    assert (caught.value.known, caught.value.away) == ([], models)
 
 
 async def test_a_refused_request_is_not_retried_on_another_engine(fleet: Fleet) -> None:
@@ -124,7 +159,7 @@ async def test_clients_of_one_process_share_health_state(fleet: Fleet) -> None:
     await completions(fleet.client, request())
     failed = here.asked.copy()
     second = ReplicatedEngine(fleet.engines, fleet.health)
-    await second.models()
+    await list_answering(second)
     await completions(second, request())
     await second.close()
     assert here.asked == failed

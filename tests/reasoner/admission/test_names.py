@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol.types import EngineUnavailable, ModelInfo
+from engine.protocol.types import EngineUnavailable, ModelInfo, SomeModelsAway
 from reasoner.admission.effort import DEFAULT_EFFORTS
 from reasoner.admission.names import Name, NameFault, find_model, find_name
 from reasoner.admission.refusal import JobRefused
@@ -80,6 +80,49 @@ async def test_a_model_with_an_effort_behind_it_is_a_name(effort: str) -> None:
 async def test_a_served_model_whose_name_ends_as_an_effort_is_that_model() -> None:
     job = await resolve({}, "odd:high")
     assert (job.name, job.model) == (None, "odd:high")
+
+
+async def test_an_alias_of_such_a_model_is_an_alias_wherever_a_model_is_named() -> None:
+    """Its own name is no effort either where it stands among several models, or as a verifier's or a judge's."""
+    names = {"mine": {"model": "odd:high"}, "heavy": HEAVY}
+    assert (await resolve(names, "mine")).budget == (await resolve({}, "policy")).budget
+    judged = await resolve(names, "policy", verifier={"kind": "judge", "model": "mine"})
+    assert getattr(judged.verifier, "model", None) == "odd:high"
+    models = [{"model": "mine"}, {"model": "policy"}]
+    strategy = {"name": "synthesize", "judge": "report", "judged_by": "mine", "written_by": "policy"}
+    request = JobRequest.model_validate({"problem": "?", "models": models, "strategy": strategy})
+    settings = Settings(names={word: Name.model_validate(name) for word, name in names.items()})
+    panel = await resolve_job(request, settings, Serving())
+    assert (panel.policy_names, panel.strategy.params["judged_by"]) == (["odd:high", "policy"], "odd:high")
+
+
+async def test_the_judge_and_the_writer_of_a_panel_may_be_aliases() -> None:
+    names: dict[str, dict[str, Any]] = {"mine": {"model": "policy"}, "judge": {"model": "other"}, "heavy": HEAVY}
+    strategy = {"name": "synthesize", "judge": "report", "judged_by": "judge", "written_by": "mine"}
+    panel = {"models": [{"model": "mine"}, {"model": "judge"}], "strategy": strategy}
+    job = await resolve(names | {"panel": panel}, "panel")
+    assert (job.strategy.params["judged_by"], job.strategy.params["written_by"]) == ("other", "policy")
+    wrong = panel | {"strategy": strategy | {"written_by": "heavy"}}
+    refusal = await refuse(names | {"panel": wrong}, "panel", strategy=wrong["strategy"])
+    assert "'heavy' stands for a search, not for a model alone" in str(refusal)
+
+
+async def test_a_model_that_is_away_is_waited_for_and_the_others_are_checked_as_ever() -> None:
+    """Also one whose name ends as an effort: it was listed before its server went away."""
+
+    class PartlyAway:
+        async def models(self) -> list[ModelInfo]:
+            here, *_, away, _ = await Serving().models()
+            raise SomeModelsAway("http://b is down", [here], [away])
+
+    job = await resolve_job(JobRequest(problem="?", model="odd:high"), Settings(prm="none"), PartlyAway())
+    assert (job.model, job.name) == ("odd:high", None)
+    probed = {"problem": "?", "model": "policy", "verifier": {"kind": "probe"}}
+    with pytest.raises(JobRefused) as whole:
+        await resolve_job(JobRequest.model_validate(probed), Settings(prm="none"), Serving())
+    with pytest.raises(JobRefused) as partly:
+        await resolve_job(JobRequest.model_validate(probed), Settings(prm="none"), PartlyAway())
+    assert str(whole.value) == str(partly.value)
 
 
 async def test_a_name_may_stand_for_another_one_and_change_its_fields() -> None:
@@ -206,5 +249,5 @@ def test_an_effort_beside_other_limits_of_the_same_name_is_a_fault() -> None:
         names={"odd": Name.model_validate({"model": "policy", "effort": "low", "budget": {"tokens": 7}})}
     )
     with pytest.raises(NameFault, match="effort 'low' sets the limits"):
-        find_name("odd", settings)
-    assert find_model("policy", settings) == "policy"
+        find_name("odd", settings, ())
+    assert find_model("policy", settings, ()) == "policy"

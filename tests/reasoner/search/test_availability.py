@@ -71,7 +71,6 @@ def job(strategy: dict[str, Any] = PANEL, wait: float = 0.0, **more: Any) -> Job
 @pytest.fixture(autouse=True)
 def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(availability, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr("reasoner.search.branch_runner.RETRY_SECONDS", 0.0)
 
 
 def note_of(outcome: JobOutcome) -> str:
@@ -132,6 +131,52 @@ async def test_a_model_that_is_back_within_its_time_takes_part() -> None:
     assert note_of(outcome) == ""
 
 
+class Limited(Partly):
+    """Refuses ``other`` for a moment, and wants to be asked again a little later. Counts what it refuses."""
+
+    def __init__(self, *, wants: float, until: float) -> None:
+        super().__init__()
+        self.num_refused = 0
+        self.has_refused = asyncio.Event()
+        self._wants = wants
+        self._until = asyncio.get_running_loop().time() + until
+
+    def refuse(self, model: str) -> None:
+        if model == "other" and asyncio.get_running_loop().time() < self._until:
+            self.num_refused += 1
+            self.has_refused.set()
+            raise EngineBusy("429: too many requests", self._wants)
+
+    async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
+        self.refuse(request.model)
+        async for event in super().generate(request, stream=stream):
+            yield event
+
+
+async def test_a_server_that_wants_time_is_asked_again_after_it() -> None:
+    engine = Limited(wants=0.3, until=0.2)
+    outcome = await run_job(job({"name": "self_consistency", "n": 2}, wait=60.0), engine, MemoryJournal())
+    assert engine.num_refused == 1
+    assert note_of(outcome) == ""
+
+
+async def test_a_server_that_wants_more_time_than_its_model_has_is_given_up_after_that() -> None:
+    engine = Limited(wants=3600.0, until=3600.0)
+    outcome = await run_job(job({"name": "self_consistency", "n": 2}, wait=0.2), engine, MemoryJournal())
+    assert engine.num_refused in (2, 3)  # a timer may end a nanosecond early
+    assert "went on without model 'other'" in note_of(outcome)
+
+
+async def test_a_job_that_is_cancelled_does_not_wait_for_a_server_that_wants_time() -> None:
+    engine, cancelled = Limited(wants=3600.0, until=3600.0), asyncio.Event()
+    running = asyncio.create_task(run_job(job(wait=3600.0), engine, MemoryJournal(), cancelled=cancelled))
+    await engine.has_refused.wait()
+    cancelled.set()
+    async with asyncio.timeout(5):
+        with pytest.raises(JobCancelled):
+            await running
+
+
 async def test_the_job_waits_where_no_model_answers_or_the_only_one_is_away() -> None:
     class Down(Two):
         async def generate(
@@ -155,6 +200,30 @@ async def test_a_search_that_began_with_a_model_waits_for_it_when_it_resumes() -
     journal.entries = journal.entries[:4]
     with pytest.raises(SomeModelsAway):
         await run_job(job(), Partly(away=True), journal)
+
+
+@pytest.mark.parametrize("kept", [4, 9])
+async def test_a_search_that_resumes_goes_on_without_a_model_that_was_seen_before(kept: int) -> None:
+    """It keeps what the model wrote, gives it its time, and decides in a replay as it did."""
+
+    class Remembered(Partly):
+        async def models(self) -> list[ModelInfo]:
+            try:
+                return await super().models()
+            except SomeModelsAway as error:
+                last = [info for info in await Two(1).models() if info.id == "other"]
+                raise SomeModelsAway(str(error), error.known, last) from None
+
+    journal = MemoryJournal()
+    await run_job(job(), Partly(), journal)
+    journal.entries = journal.entries[:kept]
+    outcome = await run_job(job(), Remembered(away=True, answers=0), journal)
+    assert outcome.status == "completed"
+    assert note_of(outcome) == "went on without model 'other': http://b could not be reached"
+    before = len(journal.entries)
+    again = await run_job(job(), Partly(), journal)
+    assert len(journal.entries) == before
+    assert replace(again, usage=outcome.usage) == outcome
 
 
 async def test_a_branch_that_loses_its_server_in_the_middle_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ VARIANTS: list[dict[str, Any]] = [
 STRATEGIES = st.sampled_from(VARIANTS)
 BUDGETS = st.one_of(st.none(), st.integers(1, 1500))
 WEIGHTS = st.lists(st.floats(0.1, 10), min_size=2, max_size=8)
-MODELS = [{"model": "policy", "weight": 2}, {"model": "other"}]
+MODELS = [{"model": "policy", "weight": 2, "wait_seconds": 0}, {"model": "other", "wait_seconds": 0}]
 SHOWN = "{{ problem }} {% for text in solutions %}{{ text }} {% endfor %}"
 TEMPLATES = {"aggregate": SHOWN + "{{ report }}", "select": SHOWN, "report": SHOWN}
 """Prompts of merging that fit into the context of an engine without a model."""

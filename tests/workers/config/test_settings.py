@@ -205,6 +205,12 @@ def test_tables_may_be_given_too(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("REASONER_QUEUES", "batch,fast", "Input should be 'interactive', 'webhooks' or 'batch'"),
         ("REASONER_QUEUES", "", "at least 1 item"),
+        (
+            "REASONER_NAMES",
+            "{heavy: policy}",
+            "REASONER_NAMES: it is a table, so give a JSON object (Expecting property",
+        ),
+        ("REASONER_ENGINES", "http://a", "REASONER_ENGINES: it is a table, so give a JSON object (Expecting value"),
         ("REASONER_POOLS", '{"batch": 0}', "REASONER_POOLS.batch: Input should be greater"),
         (
             "REASONER_MODELS",
