@@ -24,8 +24,9 @@ from api.http.submission import accept_job
 from reasoner.admission.refusal import JobRefused
 from workers.config.rate_limits import Quota
 from workers.store.broker_errors import BROKER_DOWN
-from workers.store.file_batches import ClaimLost, FileBatch, FileBatchStore, LineJob
+from workers.store.file_batches import ClaimLost, End, FileBatch, FileBatchStore, LineJob
 from workers.store.jobs import NoSuchJob
+from workers.store.keys import KeyStore, NoSuchKey
 
 LEASE_SECONDS = 4.0
 POLL_SECONDS = 0.25
@@ -101,8 +102,11 @@ class BatchFeeder:
 
     async def _move(self, batch: FileBatch) -> float:
         """Do what can be done for a batch now. Raises ``FileNotFoundError``."""
-        if batch.closing is None and batch.is_expired and batch.stage != "finalizing":
-            batch = await self._batches.close(batch, "expired")
+        if batch.closing is None and batch.stage != "finalizing":
+            if batch.is_expired:
+                batch = await self._batches.close(batch, "expired")
+            elif await self._is_key_invalid(batch):
+                batch = await self._batches.close(batch, "revoked")
         if batch.stage == "validating":
             await check_file(batch, self._state)
             return 0.0
@@ -117,10 +121,18 @@ class BatchFeeder:
                 return 0.0 if has_fed or batch.written != before else POLL_SECONDS
             await self._batches.finalize(batch)
         writer = ResultWriter(self._state, batch)
-        await self._batches.end(batch, batch.closing or "completed", outputs=await writer.join())
+        end: End = "cancelled" if batch.closing == "revoked" else batch.closing or "completed"
+        await self._batches.end(batch, end, outputs=await writer.join())
         await writer.remove_parts()
-        log.info("batch ended", batch=batch.id, status=batch.closing or "completed")
+        log.info("batch ended", batch=batch.id, status=end, reason=batch.closing)
         return 0.0
+
+    async def _is_key_invalid(self, batch: FileBatch) -> bool:
+        """Return True if the key of a batch was revoked or has expired, for which its open requests end, too."""
+        try:
+            return (await KeyStore(self._state.store).get(batch.key_id)).refusal() is not None
+        except NoSuchKey:
+            return False  # one of the settings, or a service without keys
 
     async def _write(self, batch: FileBatch) -> FileBatch:
         open_jobs = await self._batches.find_open(batch)
@@ -136,7 +148,11 @@ class BatchFeeder:
         """Submit some of the next lines. Return the batch, and True if there may be room for more."""
         settings = self._state.settings
         queue_cap = max(1, settings.queue_cap // 2)  # the other half is for jobs that somebody waits for
-        room = min(MAX_JOBS_IN_FLIGHT, queue_cap) - len(await self._batches.find_open(batch))
+        quota = settings.limits.for_owner(batch.owner).quota
+        if batch.shares_budget:
+            quota = Quota(jobs=quota.jobs)  # its tokens are reserved for the batch as a whole
+        free, tokens_left = await self._batches.find_room(batch, queue_cap=queue_cap, quota=quota)
+        room = min(free, min(MAX_JOBS_IN_FLIGHT, queue_cap) - len(await self._batches.find_open(batch)))
         count = min(room, CHUNK_LINES, batch.total - batch.fed.index)
         if count <= 0:
             return batch, False
@@ -145,13 +161,13 @@ class BatchFeeder:
         if not lines:
             raise FileNotFoundError(path)
         refused = await self._batches.load_refusals(batch, batch.fed.index, len(lines))
-        jobs = [
-            LineJob(raw.behind) if known is not None else await self._read_line(batch, raw)
-            for raw, known in zip(lines, refused, strict=True)
-        ]
-        quota = settings.limits.for_owner(batch.owner).quota
-        if batch.shares_budget:
-            quota = Quota(jobs=quota.jobs)  # its tokens are reserved for the batch as a whole
+        jobs: list[LineJob] = []
+        for raw, known in zip(lines, refused, strict=True):
+            job = LineJob(raw.behind) if known is not None else await self._read_line(batch, raw)
+            jobs.append(job)
+            tokens_left -= 0 if job.spec is None else job.spec["budget"]["tokens"] or 0
+            if tokens_left < 0:
+                break  # there is no room for this one, nor for those behind it
         batch, had_room = await self._batches.feed(batch, jobs, queue_cap=queue_cap, quota=quota)
         self._state.reaper.wake()
         return batch, had_room

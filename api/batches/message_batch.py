@@ -118,7 +118,7 @@ def build_result(result: dict[str, Any]) -> dict[str, Any]:
     elif response is not None:
         shown = {"type": "errored", "error": response["body"]}
     elif (closing := find_closing(result)) is not None:
-        shown = {"type": "canceled" if closing == "cancelled" else closing}
+        shown = {"type": "expired" if closing == "expired" else "canceled"}
     else:
         error = AnthropicError(type="invalid_request_error", message=result["error"]["message"])
         shown = {"type": "errored", "error": AnthropicErrorDocument(error=error, request_id=None).model_dump()}

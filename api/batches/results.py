@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,7 +23,7 @@ from api.batches.lines import CHUNK_LINES, InvalidLine, RawLine, parse_line, rea
 from api.http.problems import INTERNAL, Problem
 from api.http.state import ServiceState
 from workers.store.broker_errors import BROKER_DOWN
-from workers.store.file_batches import FileBatch, FileBatchStore
+from workers.store.file_batches import Closing, FileBatch, FileBatchStore
 from workers.store.jobs import NoSuchJob
 
 PART_LINES = 200
@@ -30,8 +31,9 @@ MAX_PARTS = 10
 """Parts that are written before other batches have their turn."""
 OUTPUT, ERROR = "output", "error"
 log = structlog.get_logger("reasoner.batches")
-_CLOSED = {
+_CLOSED: dict[Closing, tuple[str, str]] = {
     "cancelled": ("batch_cancelled", "the batch was cancelled before this request had ended"),
+    "revoked": ("key_revoked", "the batch's key was revoked, or expired, before this request had ended"),
     "expired": ("batch_expired", "this request did not end before the completion window did"),
 }
 
@@ -46,8 +48,8 @@ def describe_refused(raw: RawLine, custom_id: str | None, response: dict[str, An
     return _store_refusal(raw, custom_id, response=response, error=None)
 
 
-def find_closing(result: dict[str, Any]) -> str | None:
-    """Return ``cancelled`` or ``expired`` for a result of a line that had not ended by then; ``None`` for others."""
+def find_closing(result: dict[str, Any]) -> Closing | None:
+    """Return why a batch was closed, for the result of a line that had not ended by then; ``None`` for others."""
     code = (result["error"] or {}).get("code")
     return next((closing for closing, (closed_code, _) in _CLOSED.items() if closed_code == code), None)
 
@@ -147,7 +149,8 @@ class ResultWriter:
             answer = endpoint.answer(job, events, body, await self._state.store.get_form(job_id))
             field, status = OUTPUT if has_answer(job) else ERROR, 200
         except NoSuchJob:
-            code, message = _CLOSED.get(closing or "", ("deleted", "the job was deleted before its result was written"))
+            deleted = ("deleted", "the job was deleted before its result was written")
+            code, message = deleted if closing is None else _CLOSED[closing]
             return ERROR, result | {"error": {"code": code, "message": message}, "line": raw.number}
         except Problem as problem:
             field, (status, answer) = ERROR, endpoint.describe(problem, request_id)
@@ -182,7 +185,8 @@ class _ReplacedFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._new = path.with_name(f"{path.name}.{os.getpid()}.new")
+        # Processes of several machines, and of several containers with the same ids, may write the same file.
+        self._new = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
         self.file: BinaryIO = self._new.open("wb")
 
     def __enter__(self) -> _ReplacedFile:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from email.message import Message
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -108,10 +109,10 @@ class _Receiver:
         if len(self.upload.fields) == MAX_FIELDS:
             raise _refuse(f"there are more than {MAX_FIELDS} parts")
         if self._name == _FILE:
-            self.has_file = b"filename" in options
-            self.upload.filename = options.get(b"filename", b"").decode(errors="replace")
-            if not self.has_file:
+            filename = _read_filename(self._headers[b"content-disposition"], options)
+            if filename is None:
                 raise _refuse("the part 'file' has no file name: send it as a file, not as a text")
+            self.has_file, self.upload.filename = True, filename
 
     def _read_data(self, data: bytes, start: int, end: int) -> None:
         if self._name == _FILE:
@@ -131,6 +132,15 @@ class _Receiver:
 
     def _end_body(self) -> None:
         self.has_ended = True
+
+
+def _read_filename(header: bytes, options: Mapping[bytes, bytes]) -> str | None:
+    """Return the file's name; some clients send it as ``filename*`` alone (RFC 5987), which forms should not have."""
+    if b"filename" in options:
+        return options[b"filename"].decode(errors="replace")
+    message = Message()
+    message["Content-Disposition"] = header.decode("latin-1")
+    return message.get_filename()
 
 
 def _refuse(message: str) -> Problem:

@@ -40,6 +40,8 @@ async def submit_job(
     ``Problem`` for a job that cannot run or is not allowed, and what ``JobStore.submit`` raises.
     """
     settings = state.settings
+    if (repeated := await state.store.find_repeated(principal.owner, idempotency)) is not None:
+        return repeated, False
     job, is_new = await state.store.submit(
         await accept_job(request, principal, state),
         owner=principal.owner,
@@ -81,6 +83,8 @@ async def submit_file_batch(
     Raises ``Problem`` or ``JobRefused`` if no line could become a job, and what ``FileBatchStore.submit`` raises.
     """
     settings = state.settings
+    if (repeated := await BatchStore(state.store).find_repeated(principal.owner, idempotency)) is not None:
+        return repeated, False
     await state.files.check_owner(spec.input_file_id, principal.visible_owner)
     purpose = (await state.files.get(spec.input_file_id))["purpose"]
     if purpose != "batch":
@@ -117,6 +121,8 @@ async def submit_batch(
     """Store the resolved jobs of a batch; return the batch, and True if it is new. Raises as ``submit_job``."""
     settings = state.settings
     limits = settings.limits.for_owner(principal.owner)
+    if (repeated := await BatchStore(state.store).find_repeated(principal.owner, idempotency)) is not None:
+        return repeated, False
     check_batch_budget(spec.budget.model_dump(), len(spec.jobs), limits)
     jobs, problems, specs = [], list[tuple[int, Problem]](), list[JobSpec]()
     for index, job in enumerate(spec.jobs):

@@ -42,10 +42,17 @@ class McpEndpoint:
         except ClientDisconnect:
             return
         parse_json(body)
-        if self._starting is None:
+        if self._starting is None or self._has_failed:
             self._starting = asyncio.create_task(self._start())
         manager = await asyncio.shield(self._starting)
         await manager.handle_request(scope, _replay(body, receive), send)
+
+    @property
+    def _has_failed(self) -> bool:
+        """True if the server could not be started, or has ended by itself."""
+        starting, running = self._starting, self._running
+        has_failed = starting is not None and starting.done() and (starting.cancelled() or starting.exception())
+        return bool(has_failed) or (running is not None and running.done())
 
     async def stop(self) -> None:
         """End the server, and the requests that it still answers."""
@@ -64,7 +71,11 @@ class McpEndpoint:
                 await self._stopping.wait()
 
         self._running = asyncio.create_task(run())
-        await is_ready.wait()
+        ready = asyncio.create_task(is_ready.wait())
+        await asyncio.wait({self._running, ready}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._running.done():
+            self._running.result()
         return manager
 
 

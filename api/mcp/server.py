@@ -6,10 +6,12 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
+import structlog
 from mcp.server.caching import CacheHint
 from mcp.server.context import HandlerResult
 from mcp.server.lowlevel import Server
-from mcp.types import CallToolRequestParams, ListToolsResult, PaginatedRequestParams
+from mcp.shared.exceptions import MCPError
+from mcp.types import INTERNAL_ERROR, CallToolRequestParams, ListToolsResult, PaginatedRequestParams
 
 from api.http.problems import Problem
 from api.mcp.jobs import Jobs
@@ -23,6 +25,8 @@ INSTRUCTIONS = (
     "self-contained problem; 'select' ranks solutions that you have; 'job' and 'cancel' are for jobs in the background."
 )
 TOOLS_TTL_MS = 300_000
+
+log = structlog.get_logger("reasoner.mcp")
 
 
 def build_server(find_jobs: Callable[[Context], Jobs], retention_seconds: float | None = None) -> Server[Any]:
@@ -49,6 +53,11 @@ def build_server(find_jobs: Callable[[Context], Jobs], retention_seconds: float 
             return build_result(await wait_for_job(context, jobs, job))
         except (Problem, ServiceError) as error:
             return build_error(error)
+        except MCPError:
+            raise
+        except Exception:  # the package would send its words to clients of older revisions
+            log.exception("request failed")
+            raise MCPError(INTERNAL_ERROR, "Internal server error") from None
 
     server: Server[Any] = Server(
         "reasoner",

@@ -13,7 +13,7 @@ from fastapi.responses import FileResponse, JSONResponse
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
-from api.http.multipart import Upload, receive_upload
+from api.http.multipart import OVERHEAD_BYTES, Upload, receive_upload
 from api.http.pagination import After, Page, build_page, unknown_cursor
 from api.http.principal import AnyPrincipal, Reader, Writer
 from api.http.problems import Problem
@@ -99,24 +99,24 @@ async def upload(request: Request, state: State, principal: Writer) -> Response:
     of a batch, or ``user_data``. ``expires_after`` is as OpenAI's; without it, a file of a batch is kept as long as
     ended jobs are, and any other until it is deleted.
     """
-    settings = state.settings
-    max_total = settings.limits.for_owner(principal.owner).file_bytes
-    await state.files.check_room(principal.owner, max_total)
-    file_id = f"file-{secrets.token_hex(16)}"
-    path = state.files.get_path(file_id)
-    is_recorded = False
-    try:
-        content_type = request.headers.get("content-type", "")
-        received = await receive_upload(request.stream(), content_type, path, settings.file_cap)
-        stored = _build_file(file_id, principal.owner, received, default_seconds=settings.retention_seconds)
-        document = await state.files.record(stored, max_total)
-        is_recorded = True
-    except ClientDisconnect:
-        return Response(status_code=499)
-    finally:
-        if not is_recorded:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
-    return JSONResponse(document)
+    settings, owner, file_id = state.settings, principal.owner, f"file-{secrets.token_hex(16)}"
+    cap, most = settings.limits.for_owner(owner).file_bytes, settings.file_cap
+    length = request.headers.get("content-length")
+    expected = None if length is None else min(most, max(0, int(length) - OVERHEAD_BYTES))
+    async with state.files.reserve_room(owner, file_id, expected, most=most, cap=cap) as room:
+        is_stored = False
+        try:
+            content_type, path = request.headers.get("content-type", ""), state.files.get_path(file_id)
+            max_bytes = room if expected is None else most
+            received = await receive_upload(request.stream(), content_type, path, max_bytes)
+            file = _build_file(file_id, owner, received, default_seconds=settings.retention_seconds)
+            is_stored = True
+        except ClientDisconnect:
+            return Response(status_code=499)
+        finally:
+            if not is_stored:
+                await state.files.remove_bytes(file_id)
+        return JSONResponse(await state.files.record(file, cap))
 
 
 @router.get("", name="page", response_model=FilePage, summary="List files, newest first")

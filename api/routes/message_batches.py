@@ -164,22 +164,23 @@ async def read_results(_: Reader, batch_id: BatchId, state: State) -> StreamingR
 
 async def _store_lines(requests: Sequence[BatchRequest], principal: Principal, state: ServiceState) -> str:
     """Store requests as the lines of a file. Return its id."""
-    file_id, is_recorded = f"file-{secrets.token_hex(16)}", False
-    path, limits = state.files.get_path(file_id), state.settings.limits.for_owner(principal.owner)
+    file_id, limits = f"file-{secrets.token_hex(16)}", state.settings.limits.for_owner(principal.owner)
+    is_stored = False
     try:
-        file = StoredFile(
-            id=file_id,
-            owner=principal.owner,
-            filename="requests.jsonl",
-            purpose="batch",
-            num_bytes=await asyncio.to_thread(_write_lines, requests, path),
-            keep_seconds=state.settings.retention_seconds,
-        )
-        await state.files.record(file, limits.file_bytes)
-        is_recorded = True
+        num_bytes = await asyncio.to_thread(_write_lines, requests, state.files.get_path(file_id))
+        is_stored = True
     finally:
-        if not is_recorded:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
+        if not is_stored:
+            await state.files.remove_bytes(file_id)
+    file = StoredFile(
+        id=file_id,
+        owner=principal.owner,
+        filename="requests.jsonl",
+        purpose="batch",
+        num_bytes=num_bytes,
+        keep_seconds=state.settings.retention_seconds,
+    )
+    await state.files.record(file, limits.file_bytes)
     return file_id
 
 

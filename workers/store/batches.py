@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -13,7 +14,7 @@ from reasoner.jobs.job import Status
 from reasoner.jobs.journal import JobCancelled, LeaseLost
 from workers.config.rate_limits import Quota
 from workers.store.claims import Claim
-from workers.store.jobs import JobStore, QueueFull, check_submitted, idempotency_record, new_id
+from workers.store.jobs import JobStore, QueueFull, check_submitted, find_submitted, idempotency_record, new_id
 from workers.store.request_origin import ORIGIN
 from workers.store.serialization import job_key, to_json, usage_of
 
@@ -53,6 +54,13 @@ class BatchStore:
         if outcome == "full":
             raise QueueFull(f"with these {len(specs)}, more than {queue_cap} jobs would wait")
         return await self.get(check_submitted(outcome, details, quota)), bool(outcome == "created")
+
+    async def find_repeated(self, owner: str, idempotency: tuple[str, str] | None) -> BatchDocument | None:
+        """Return the batch that was submitted before with the same idempotency key, as ``JobStore.find_repeated``."""
+        batch_id = await find_submitted(self._store, "batch", owner, idempotency)
+        with contextlib.suppress(NoSuchBatch):
+            return None if batch_id is None else await self.get(batch_id)
+        return None
 
     async def check_owner(self, batch_id: str, owner: str | None) -> None:
         """Raise ``NoSuchBatch`` for a batch of another owner, as ``JobStore.check_owner`` does."""
@@ -163,7 +171,7 @@ def build_batch_document(fields: dict[str, str]) -> BatchDocument:
         "expires_at": moment("expires"),
         "finalizing_at": moment("at:finalizing"),
         **{f"{name}_at": at for name, at in ends.items()},
-        "cancelling_at": moment("at:closing") if fields.get("closing", "cancelled") == "cancelled" else None,
+        "cancelling_at": moment("at:closing") if fields.get("closing") != "expired" else None,
         "request_counts": _count_requests(fields, counts),
         "usage": BatchUsage.from_usage(usage_of(fields)).model_dump(),
         "metadata": json.loads(fields["metadata"]),
@@ -184,7 +192,7 @@ def _find_status(fields: dict[str, str], counts: dict[Status, int]) -> BatchStat
 def _find_file_status(fields: dict[str, str]) -> BatchStatus:
     stage: BatchStatus = fields["stage"]  # type: ignore[assignment]  # as the scripts write it
     if stage in ("validating", "in_progress", "finalizing") and "closing" in fields:
-        return "cancelling" if fields["closing"] == "cancelled" else "finalizing"
+        return "finalizing" if fields["closing"] == "expired" else "cancelling"
     return stage
 
 

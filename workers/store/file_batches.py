@@ -14,15 +14,19 @@ from hashlib import blake2b
 from typing import Any, Literal, Self
 
 from reasoner.budget.allocator import MAX_ACTIVE_JOBS, initial_grant
-from workers.config.rate_limits import Quota
+from workers.config.rate_limits import Quota, QuotaExceeded
 from workers.store.batches import BatchDocument, BatchStore
 from workers.store.files import NoSuchFile
-from workers.store.jobs import JobStore, QueueFull, check_submitted, idempotency_record, new_id
+from workers.store.jobs import JobStore, check_submitted, idempotency_record, new_id
 from workers.store.request_origin import ORIGIN
 from workers.store.serialization import to_json
 
 MAX_OPEN_BATCHES = 1000
+"""The limit of each owner."""
+_RETRY_AFTER_SECONDS = 60
 Stage = Literal["validating", "in_progress", "finalizing"]
+Closing = Literal["cancelled", "expired", "revoked"]
+"""The reason why a batch ends early; ``revoked``: its key is no longer valid."""
 End = Literal["failed", "completed", "cancelled", "expired"]
 
 
@@ -73,7 +77,7 @@ class FileBatch:
     models: frozenset[str] | None
     """The models that its owner's key may use; ``None`` for all."""
     stage: Stage
-    closing: Literal["cancelled", "expired"] | None
+    closing: Closing | None
     is_expired: bool
     input_file_id: str
     endpoint: str
@@ -178,7 +182,8 @@ class FileBatchStore:
         if outcome == "gone":
             raise NoSuchFile(batch.input_file_id)
         if outcome == "full":
-            raise QueueFull(f"{MAX_OPEN_BATCHES} batches are unfinished")
+            message = f"{MAX_OPEN_BATCHES} of your batches are unfinished, and that is the limit"
+            raise QuotaExceeded(message, _RETRY_AFTER_SECONDS)
         document = await BatchStore(self._store).get(check_submitted(outcome, details, quota))
         return document, bool(outcome == "created")
 
@@ -214,6 +219,11 @@ class FileBatchStore:
             parts = (share, floor, batch.budget_tokens - share * num_valid, MAX_ACTIVE_JOBS)
         await self._run("file_batch_begin", batch, total, *parts)
 
+    async def find_room(self, batch: FileBatch, *, queue_cap: int, quota: Quota) -> tuple[int, float]:
+        """Return for how many further jobs of the batch's owner there is room now, and for how many of their tokens."""
+        jobs, tokens = await self._store.script("file_batch_room", batch.owner, queue_cap, quota.to_json())
+        return int(jobs), float(tokens or "inf")
+
     async def feed(
         self, batch: FileBatch, lines: Sequence[LineJob], *, queue_cap: int, quota: Quota
     ) -> tuple[FileBatch, bool]:
@@ -248,7 +258,7 @@ class FileBatchStore:
         """Return the number of lines that had not ended when the batch was cancelled or its window was over."""
         return int(await self._store.command("HGET", f"reasoner:batch:{batch_id}", "unfinished") or 0)
 
-    async def close(self, batch: FileBatch, reason: Literal["cancelled", "expired"]) -> FileBatch:
+    async def close(self, batch: FileBatch, reason: Closing) -> FileBatch:
         """Submit no further line."""
         await self._store.script("file_batch_close", batch.id, reason)
         return replace(batch, closing=batch.closing or reason)

@@ -1,25 +1,31 @@
 """Files of clients: their records in Redis, their bytes in a folder that all API processes share.
 
-The bytes are stored under the file's id before it is recorded, and removed before its record is: a record always has
-its bytes, and bytes without a record are left over from a process that was killed.
+The bytes are stored under the file's id before it is recorded, and removed after its record: a record always has its
+bytes. Bytes without a record are left over from a process that was killed, or that does not know whether it recorded
+them, since the broker's answer was lost; they are removed after a day.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workers.store.broker_errors import BROKER_DOWN
 from workers.store.jobs import JobStore
 
 FileDocument = dict[str, Any]
 """A file in OpenAI's format."""
 LEFTOVER_SECONDS = 86_400.0
 """Age at which bytes without a record are removed: far longer than an upload takes."""
+ARRIVAL_SECONDS = 3600.0
+"""Time after which the room of an upload is no longer reserved, as its process was killed."""
 _MAX_EXPIRED = 100
 
 
@@ -60,20 +66,44 @@ class FileStore:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self._folder / file_id
 
-    async def check_room(self, owner: str, cap: int) -> None:
-        """Raise ``StorageFull`` if the owner's files have ``cap`` bytes already."""
-        total = int(await self._store.command("HGET", "reasoner:files:bytes", owner) or 0)
-        if total >= cap:
-            raise _storage_full(total, cap)
+    @asynccontextmanager
+    async def reserve_room(
+        self, owner: str, file_id: str, num_bytes: int | None, *, most: int, cap: int
+    ) -> AsyncIterator[int]:
+        """Reserve room for the bytes of an upload while they arrive; yield how many may.
+
+        ``num_bytes``: ``None`` if the number is not known, which may then be up to ``most``. Raises ``StorageFull`` if
+        the owner's files and uploads would have more than ``cap`` bytes.
+        """
+        wanted = "" if num_bytes is None else num_bytes
+        outcome, number = await self._store.script(
+            "file_arrive", owner, file_id, wanted, most, cap, round(ARRIVAL_SECONDS * 1000)
+        )
+        if outcome == "full":
+            raise _storage_full(int(number), cap)
+        try:
+            yield int(number)
+        finally:
+            with contextlib.suppress(*BROKER_DOWN):  # it ends by itself, later
+                await self._store.script("file_arrived", owner, file_id, number)
 
     async def record(self, file: StoredFile, cap: int) -> FileDocument:
-        """Make a stored file visible. Raises ``StorageFull`` if its owner's would have more than ``cap`` bytes."""
+        """Make a stored file visible.
+
+        Raises ``StorageFull`` if its owner's would have more than ``cap`` bytes, and removes its bytes. Where anything
+        else fails they stay, since the file may be recorded.
+        """
         keep = "" if file.keep_seconds is None else round(file.keep_seconds * 1000)
         arguments = (file.id, file.owner, file.filename, file.purpose, file.num_bytes, keep, cap)
         outcome, *total = await self._store.script("file_record", *arguments)
         if outcome == "full":
+            await self.remove_bytes(file.id)
             raise _storage_full(int(total[0]), cap)
         return await self.get(file.id)
+
+    async def remove_bytes(self, file_id: str) -> None:
+        """Remove the bytes of a file that is not recorded."""
+        await asyncio.to_thread(self.get_path(file_id).unlink, missing_ok=True)
 
     async def check_owner(self, file_id: str, owner: str | None) -> None:
         """Raise ``NoSuchFile`` for a file of another owner, as ``JobStore.check_owner`` does for jobs."""
@@ -106,15 +136,14 @@ class FileStore:
             raise NoSuchFile(file_id)
         if outcome == "used":
             raise FileInUse(file_id)
-        await asyncio.to_thread(self.get_path(file_id).unlink, missing_ok=True)
+        await self.remove_bytes(file_id)
 
     async def expire(self) -> int:
         """Delete some of the files whose time is over. Return their number."""
-        due: list[str] = await self._store.script("file_expired", _MAX_EXPIRED)
-        for file_id in due:
-            await asyncio.to_thread(self.get_path(file_id).unlink, missing_ok=True)
-            await self._store.script("file_delete", file_id)
-        return len(due)
+        gone: list[str] = await self._store.script("file_expired", _MAX_EXPIRED)
+        for file_id in gone:
+            await self.remove_bytes(file_id)
+        return len(gone)
 
     async def remove_leftovers(self) -> None:
         """Remove old bytes without a record, of processes that were killed."""

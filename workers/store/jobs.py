@@ -8,7 +8,7 @@ import hashlib
 import math
 import secrets
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -21,6 +21,7 @@ from workers.store.broker_errors import BROKER_DOWN
 from workers.store.claims import Claims
 from workers.store.event_log import EventLog, ShuttingDown
 from workers.store.reaping import Reaping
+from workers.store.redis_client import RedisClient
 from workers.store.request_origin import ORIGIN, Origin
 from workers.store.serialization import JobDocument, job_key, to_json
 
@@ -74,6 +75,16 @@ class JobStore(EventLog, Claims, Reaping):
         if outcome == "full":
             raise QueueFull(f"{queue_cap} jobs are waiting")
         return await self.get(check_submitted(outcome, details, quota)), bool(outcome == "created")
+
+    async def find_repeated(self, owner: str, idempotency: tuple[str, str] | None) -> JobDocument | None:
+        """Return the job that was submitted before with the same idempotency key; ``None`` if this is the first time.
+
+        It may have been submitted meanwhile: ``submit`` looks again. Raises ``IdempotencyConflict``.
+        """
+        job_id = await find_submitted(self, "job", owner, idempotency)
+        with contextlib.suppress(NoSuchJob):
+            return None if job_id is None else await self.get(job_id)
+        return None
 
     async def check_owner(self, job_id: str, owner: str | None) -> None:
         """Raise ``NoSuchJob`` for a job of another owner; ``None`` may see the jobs of all owners.
@@ -238,6 +249,19 @@ def check_submitted(outcome: str, details: list[str], quota: Quota) -> str:
     if outcome == "conflict":
         raise IdempotencyConflict(f"this key was used for {details[0]} with another body")
     return details[0]
+
+
+async def find_submitted(
+    store: RedisClient, kind: Literal["job", "batch"], owner: str, idempotency: tuple[str, str] | None
+) -> str | None:
+    """Return the id of the job or batch of an idempotency key. Raises ``IdempotencyConflict``."""
+    key, digest = idempotency_record(kind, owner, idempotency)
+    if not key:
+        return None
+    earlier, body = await store.command("HMGET", key, "job", "digest")
+    if earlier is None or not await store.command("EXISTS", f"reasoner:{kind}:{earlier}"):
+        return None
+    return check_submitted("replayed" if body == digest else "conflict", [earlier], Quota())
 
 
 def idempotency_record(kind: str, owner: str, idempotency: tuple[str, str] | None) -> tuple[str, str]:

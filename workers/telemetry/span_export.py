@@ -107,7 +107,13 @@ class SpanExport:
         waiting: list[ReadableSpan] = []
         count = 0
         async for job_id in self._store.iterate_ended(None, (exported + 1) / 1000, (until + 0.5) / 1000):
-            ended, spans = await self._read_spans(job_id)
+            try:
+                ended, spans = await self._read_spans(job_id)
+            except BROKER_DOWN:
+                raise
+            except Exception:  # one job cannot keep the spans of all that ended after it
+                log.exception("the spans of a job could not be read: it is left out", job=job_id)
+                continue
             if len(waiting) + len(spans) > MAX_SPANS and waiting:
                 await self._send(waiting)
                 waiting = []

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from mcp.shared.exceptions import MCPError
+from mcp.types import INTERNAL_ERROR
 
 from tests.api.conftest import serving
 from tests.api.keyed import header
@@ -179,6 +180,28 @@ async def test_a_service_without_the_package_says_how_to_install_it(
         response = await post(client, build_request("tools/list"))
         assert response.status_code == 501
         assert response.json()["error"]["message"].endswith("pip install 'reasoner[mcp]'")
+
+
+async def test_a_start_that_failed_is_tried_again(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("api.mcp.endpoint._build_manager", lambda _: 1 / 0)
+        for _ in range(2):
+            assert (await post(client, build_request("tools/list"))).status_code == 500
+    assert (await post(client, build_request("tools/list"))).status_code == 200
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_internal_error_does_not_tell_what_it_was(
+    address: str, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    async def fail(*_: object) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr("api.mcp.jobs.StoredJobs.submit", fail)
+    async with connect(address, mode=mode) as client:
+        with pytest.raises(MCPError) as caught:
+            await client.call_tool("solve", {"problem": "1 + 1?"})
+    assert (caught.value.error.code, caught.value.error.message) == (INTERNAL_ERROR, "Internal server error")
 
 
 def test_a_service_that_nobody_calls_so_does_not_import_the_package() -> None:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,12 +22,16 @@ from openai.types.responses import Response
 
 from api.batches import feeder as feeder_module
 from api.batches import results as results_module
+from api.http import submission as submission_module
+from engine.protocol.types import ModelInfo, SomeModelsAway
 from reasoner.jobs.batch import Batch as OwnBatch
 from reasoner.jobs.job import Job
 from tests.api.conftest import serving
 from tests.api.openai_client import MODEL, QUESTION, listening, working
 from tests.scripted import ScriptedEngine
 from workers.config.settings import Settings
+from workers.store.file_batches import FileBatch, FileBatchStore, NewFileBatch
+from workers.store.files import FileStore, NoSuchFile, StoredFile
 from workers.store.jobs import JobStore
 from workers.store.keys import KeySpec, KeyStore
 
@@ -455,3 +461,149 @@ async def test_a_line_whose_job_was_deleted_is_an_error_and_a_failed_one_cannot_
         errors = {each["custom_id"]: each for each in map(json.loads, content.splitlines())}
         assert errors["1"]["error"]["code"] == "deleted"
         assert [errors[n]["response"]["body"]["status"] for n in ("0", "2")] == ["cancelled", "failed"]
+
+
+@pytest.mark.parametrize("reason", ["queue", "jobs", "tokens"])
+async def test_lines_for_which_there_is_no_room_are_not_read_again_and_again(
+    settings: Settings, store: JobStore, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """Two find room, by the queue, the owner's jobs or the owner's tokens, and nobody works on them."""
+    limits: dict[str, Any] = {"queue": {}, "jobs": {"jobs": 2}, "tokens": {"tokens_a_day": 2500}}[reason]
+    changes = {"limits": settings.limits.model_copy(update=limits)} | ({"queue_cap": 4} if reason == "queue" else {})
+    num_resolved, rounds, many_rounds = 0, 0, asyncio.Event()
+    accept, look = submission_module.accept_job, FileBatchStore.find_open
+
+    async def counting_accept(*arguments: Any, **options: Any) -> dict[str, Any]:
+        nonlocal num_resolved
+        num_resolved += 1
+        return await accept(*arguments, **options)
+
+    async def counting_look(self: FileBatchStore, batch: FileBatch) -> dict[str, int]:
+        nonlocal rounds
+        opened = await look(self, batch)
+        rounds += len(opened) == 2
+        if rounds == 20:
+            many_rounds.set()
+        return opened
+
+    monkeypatch.setattr(feeder_module, "accept_job", counting_accept)
+    monkeypatch.setattr(FileBatchStore, "find_open", counting_look)
+    async with (
+        listening(settings.model_copy(update=changes)) as address,
+        AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as ai,
+    ):
+        lines = [line(str(n), JOBS, budget={"tokens": 1000}) for n in range(60)]
+        await submit(ai, lines, JOBS)
+        async with asyncio.timeout(60):
+            await many_rounds.wait()
+        assert (await store.get_stats())[0]["queued"] == 2
+    assert num_resolved <= 3 + (rounds if reason == "tokens" else 0)  # what a job reserves is known when it is resolved
+
+
+async def test_unfinished_batches_are_limited_for_each_owner_alone(
+    settings: Settings, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.store.file_batches.MAX_OPEN_BATCHES", 1)
+    keys = [await KeyStore(store).create(KeySpec(name="k", owner=owner)) for owner in ("ann", "bob")]
+    async with listening(settings) as address:
+        clients = [AsyncOpenAI(base_url=f"{address}/v1", api_key=key.key, max_retries=0) for key in keys]
+        first = await submit(clients[0], [line("1")])
+        with pytest.raises(openai.RateLimitError, match="1 of your batches are unfinished, and that is the limit"):
+            await submit(clients[0], [line("1")])
+        assert (await submit(clients[1], [line("1")])).id != first.id
+        await clients[0].batches.cancel(first.id)
+        await ended(clients[0], first.id)
+        await submit(clients[0], [line("1")])
+        for client in clients:
+            await client.close()
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+async def test_a_batch_ends_with_the_validity_of_its_key(
+    settings: Settings, url: str, store: JobStore, how: str
+) -> None:
+    """As its open requests do: its jobs are cancelled, and each other line is an error that says why."""
+    keys = KeyStore(store)
+    key, other = [await keys.create(KeySpec(name="k", owner="ann")) for _ in range(2)]
+    async with (
+        listening(settings) as address,
+        AsyncOpenAI(base_url=f"{address}/v1", api_key=key.key, max_retries=0) as ai,
+        AsyncOpenAI(base_url=f"{address}/v1", api_key=other.key, max_retries=0) as watching,
+    ):
+        batch = await submit(ai, [line(str(n), JOBS) for n in range(60)], JOBS)
+        await until(ai, batch.id, lambda each: each.status == "in_progress")
+        if how == "revoked":
+            await keys.revoke(key.id)
+        else:
+            with redis.Redis.from_url(url) as client:
+                client.hset(f"reasoner:key:{key.id}", "expires", "1.0")
+        done = await ended(watching, batch.id)
+        assert (done.status, done.cancelling_at is not None, done.output_file_id) == ("cancelled", True, None)
+        errors = await results(watching, done.error_file_id)
+    assert {error["error"]["code"] for error in errors.values()} == {"key_revoked"}
+    assert len(errors) == 60
+    counts = (await store.get_stats())[0]
+    assert (counts["queued"], counts["in_progress"]) == (0, 0)
+
+
+async def test_a_line_for_a_model_that_is_away_waits_as_any_job(settings: Settings, store: JobStore) -> None:
+    class PartlyAway(ScriptedEngine):
+        async def models(self) -> list[ModelInfo]:
+            here, *_ = await super().models()
+            raise SomeModelsAway("http://b is restarting", [here], [replace(here, id="far")])
+
+    async with (
+        listening(settings, PartlyAway()) as address,
+        AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as ai,
+    ):
+        batch = await submit(ai, [line("1", JOBS, model="far"), line("2", JOBS)], JOBS)
+        async with asyncio.timeout(60):
+            jobs: list[dict[str, Any]] = []
+            while len(jobs) < 2:
+                jobs = await store.list_jobs(owner=None, after=None, limit=9, status="queued")
+                await asyncio.sleep(0.02)
+        assert {job["spec"]["model"] for job in jobs} == {"far", MODEL}
+        assert {job["batch"] for job in jobs} == {batch.id}
+
+
+async def test_a_repeated_submission_is_answered_after_its_file_is_gone(ai: AsyncOpenAI) -> None:
+    file_id = await upload(ai, [line("1", JOBS)])
+    given: Any = {"endpoint": JOBS, "completion_window": "24h", "extra_headers": {"Idempotency-Key": "k"}}
+    first = await ai.batches.create(input_file_id=file_id, **given)
+    await ended(ai, first.id)
+    await ai.files.delete(file_id)
+    assert (await ai.batches.create(input_file_id=file_id, **given)).id == first.id
+    with pytest.raises(openai.BadRequestError, match="with another body"):
+        await ai.batches.create(input_file_id=await upload(ai, [line("2", JOBS)]), **given)
+
+
+async def test_a_file_whose_time_is_over_is_gone_for_a_batch_that_begins(store: JobStore, tmp_path: Path) -> None:
+    """One step decides: there is no moment in which a batch takes a file whose bytes are being removed."""
+    files, batches = FileStore(store, tmp_path), FileBatchStore(store)
+    new = {"endpoint": JOBS, "completion_window": "24h", "window_seconds": 60.0, "metadata": {}, "budget": None}
+    for name in ("read", "due"):
+        (tmp_path / f"file-{name}").write_bytes(b"x")
+        stored = {"owner": "ann", "filename": name, "purpose": "batch", "num_bytes": 1, "keep_seconds": 0.0}
+        await files.record(StoredFile(id=f"file-{name}", **stored), 100)  # type: ignore[arg-type]
+
+    async def begin(name: str) -> None:
+        batch = NewFileBatch(input_file_id=f"file-{name}", line_defaults={}, output_seconds=60.0, **new)  # type: ignore[arg-type]
+        await batches.submit(batch, owner="ann", key_id="k")
+
+    await begin("read")
+    assert await store.script("file_expired", 9) == ["file-due"]
+    with pytest.raises(NoSuchFile):
+        await begin("due")
+    assert (await files.get("file-read"))["bytes"] == 1
+    assert int(await store.command("HGET", "reasoner:files:bytes", "ann")) == 1
+
+
+def test_two_processes_that_write_one_file_leave_one_of_both(tmp_path: Path) -> None:
+    """Also with the same process id, as in two containers."""
+    path = tmp_path / "0.output"
+    with results_module._ReplacedFile(path) as first, results_module._ReplacedFile(path) as second:
+        for number in range(3):
+            first.file.write(b"a%d" % number)
+            second.file.write(b"b%d" % number)
+    assert path.read_bytes() == b"a0a1a2"  # which was replaced last
+    assert list(tmp_path.iterdir()) == [path]

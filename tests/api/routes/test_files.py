@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -159,6 +160,74 @@ async def test_an_invalid_upload_is_refused_with_what_would_be_right_and_leaves_
     assert (response.status_code, error["param"]) == (400, param), error
     assert hint in error["message"]
     assert list(settings.files_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("disposition", "name"),
+    [
+        ("filename*=utf-8''na%C3%AFve.jsonl", "naïve.jsonl"),
+        ("filename*=iso-8859-1'en'na%EFve.jsonl", "naïve.jsonl"),
+        ('filename="plain.jsonl"; filename*=utf-8other.jsonl', "plain.jsonl"),  # by RFC 7578
+        ('filename=""', ""),
+    ],
+)
+async def test_the_name_of_a_file_may_be_encoded(client: httpx.AsyncClient, disposition: str, name: str) -> None:
+    body = b"".join(form(PURPOSE, (f'name="file"; {disposition}', b"x")))
+    response = await client.post("/v1/files", content=body, headers={"Content-Type": "multipart/form-data; boundary=b"})
+    assert (response.status_code, response.json()["filename"]) == (200, name)
+
+
+async def test_a_file_whose_record_is_in_doubt_keeps_its_bytes(
+    client: httpx.AsyncClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has recorded it, and its answer was lost."""
+    run = JobStore.script
+
+    async def losing(self: JobStore, script: str, *arguments: str | int) -> object:
+        answer = await run(self, script, *arguments)
+        if script == "file_record":
+            raise redis.ConnectionError("Connection closed by server.")
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JobStore, "script", losing)
+        files = {"purpose": (None, "batch"), "file": ("f", CONTENT)}
+        assert (await client.post("/v1/files", files=files)).status_code == 503
+    [listed] = (await client.get("/v1/files")).json()["data"]
+    assert (await client.get(f"/v1/files/{listed['id']}/content")).content == CONTENT
+    assert (await client.delete(f"/v1/files/{listed['id']}")).status_code == 200
+    assert list(settings.files_folder.iterdir()) == []
+
+
+async def test_uploads_at_the_same_time_have_room_for_all_of_their_bytes(settings: Settings) -> None:
+    """Also those whose length is not known; one that breaks off, or is refused, leaves its room to the next."""
+    limits = settings.limits.model_copy(update={"file_bytes": 250_000})
+    changes = {"file_cap": 200_000, "limits": limits}
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    has_begun, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        whole = b"".join(form(PURPOSE, ('name="file"; filename="f"', b"x" * 1000)))
+        yield whole[:500]
+        has_begun.set()
+        await may_go_on.wait()
+        yield whole[500:]
+
+    async with serving(settings.model_copy(update=changes), ScriptedEngine()) as client:
+
+        async def upload(size: int) -> httpx.Response:
+            return await client.post("/v1/files", files={"purpose": (None, "batch"), "file": ("f", b"x" * size)})
+
+        arriving = asyncio.create_task(client.post("/v1/files", content=slow(), headers=headers))
+        await has_begun.wait()
+        refused = await upload(150_000)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "storage_full")
+        may_go_on.set()
+        assert (await arriving).status_code == 200
+        assert (await upload(150_000)).status_code == 200
+        bad = b"".join(form(('name="file"; filename="f"', b"x" * 90_000)))
+        assert (await client.post("/v1/files", content=bad, headers=headers)).status_code == 400
+        assert (await upload(90_000)).status_code == 200
 
 
 async def test_a_body_that_is_no_form_is_refused(client: httpx.AsyncClient) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import structlog
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -356,3 +357,17 @@ async def test_a_call_of_a_tool_is_a_span_of_its_node(store: JobStore, sandbox: 
         assert (node.start_time or 0) <= (call.start_time or 0) <= (call.end_time or 0) <= (node.end_time or 0)
         assert call.status.is_ok
     assert "call 1" not in "".join(span.to_json() for span in spans)
+
+
+async def test_a_job_that_cannot_be_read_does_not_keep_back_those_after_it(store: JobStore) -> None:
+    export, exporter = await start_export(store)
+    ids = [await run(store, make_spec("greedy")) for _ in range(3)]
+    await store.command("HSET", f"reasoner:job:{ids[1]}", "spec", "{")
+    with structlog.testing.capture_logs() as logs:
+        await export.export_ended()
+    exported = set(list_ids(exporter))
+    assert [derive_span_id(job_id, JOB) in exported for job_id in ids] == [True, False, True]
+    assert [entry["job"] for entry in logs if "could not be read" in entry["event"]] == [ids[1]]
+    before = len(exporter.get_finished_spans())
+    await export.export_ended()
+    assert len(exporter.get_finished_spans()) == before

@@ -31,18 +31,21 @@
 --                            floor, waiting, active, closed
 --   reasoner:batch:ID:waiting  sorted set of jobs that request more tokens, by the expected gain per token
 --                            A batch of a file also has its input, endpoint, window, expires, defaults, stage (validating,
---                            in_progress, finalizing, or its end), closing (cancelled or expired), token (fencing), fed
+--                            in_progress, finalizing, or its end), closing (cancelled, expired or revoked), token (fencing), fed
 --                            and written (positions in the file up to which lines are jobs, or have results: the line's
 --                            index, its number in the file, the byte), line_share and line_floor (tokens of each line)
 --   reasoner:batch:ID:open   sorted set of the unfinished jobs of a batch of a file, by the index of their line
 --   reasoner:batch:ID:refused   hash: the reasons (JSON) why lines of a file cannot become jobs, by their index
 --   reasoner:batches:open    sorted set of unfinished batches of files, by the time (ms) at which they can be claimed
+--   reasoner:batches:open:of:OWNER   set of the unfinished ones of one owner
 --   reasoner:batches:ended   sorted set of ended ones by the time (ms) of their end
 --   reasoner:batches, :of:OWNER   sorted sets of ids by order of submission: all batches, and those of one owner
 --   reasoner:file:ID         hash: owner, n, filename, purpose, bytes, created, expires, readers (unfinished batches that
 --                            read it); the bytes are in the folder of the setting files_dir
 --   reasoner:files, :of:OWNER, :for:PURPOSE, :of:OWNER:for:PURPOSE   sorted sets of ids of files by order of creation
 --   reasoner:files:bytes     hash: the bytes of all files of each owner
+--   reasoner:files:arriving:OWNER   sorted set of ID:BYTES of the owner's uploads that arrive now, by the time (ms) at
+--                            which they no longer count
 --   reasoner:files:expire    sorted set of ids of files by the time (ms) at which they are deleted
 --   reasoner:looked          the time (ms) of the last check for expired leases
 --   reasoner:spans           hash: the time (ms) of the last end of a job whose spans are exported, the process that
@@ -71,6 +74,10 @@ end
 
 local function batch_key(id)
   return 'reasoner:batch:' .. id
+end
+
+local function open_batches_of(owner)
+  return OPEN_BATCHES .. ':of:' .. owner
 end
 
 local function file_key(id)
@@ -439,6 +446,16 @@ local function cancel(id, best)
     end
   end
   return 'ok'
+end
+
+-- Forget a file's record.
+local function forget_file(id, owner, purpose, bytes)
+  for _, index in ipairs(file_indexes(owner, purpose)) do
+    redis.call('ZREM', index, id)
+  end
+  redis.call('ZREM', FILES .. ':expire', id)
+  redis.call('HINCRBY', FILES .. ':bytes', owner, ms(0 - number(bytes))) -- Lua writes the negative of 0 as -0
+  redis.call('DEL', file_key(id))
 end
 
 -- Record a file whose bytes are stored. `keep`: the time (ms) until it is deleted; '' for ever.

@@ -1,4 +1,4 @@
--- Let a batch end early, since it is 'cancelled' or 'expired': no line of it is submitted any more.
+-- Let a batch end early, since it is 'cancelled' or 'expired', or its key is 'revoked': no line of it is submitted any more.
 local batch, reason = unpack(ARGV)
 local key = batch_key(batch)
 local stage = redis.call('HGET', key, 'stage')

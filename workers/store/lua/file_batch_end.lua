@@ -14,6 +14,7 @@ for i = 5, #ARGV, 3 do
   redis.call('HSET', key, field .. '_file', file)
 end
 redis.call('HSET', key, 'stage', stage, 'at:' .. stage, seconds(now), 'errors', errors)
+redis.call('SREM', open_batches_of(owner), batch)
 redis.call('HINCRBY', file_key(input), 'readers', -1)
 redis.call('DEL', key .. ':refused', key .. ':open')
 redis.call('ZADD', ENDED_BATCHES, ms(now), batch)

@@ -7,7 +7,7 @@ local repeated = idempotency ~= '' and find_repeat(idempotency, digest, batch_ke
 if repeated then
   return repeated
 end
-if redis.call('ZCARD', OPEN_BATCHES) >= tonumber(most) then
+if redis.call('SCARD', open_batches_of(owner)) >= tonumber(most) then
   return { 'full' }
 elseif redis.call('EXISTS', file_key(input)) == 0 then
   return { 'gone' }
@@ -28,5 +28,6 @@ redis.call('HSET', key, 'id', batch, 'owner', owner, 'origin', origin, 'key', ke
   'fed', '0:0:0', 'written', '0:0:0', 'succeeded', 0, 'errored', 0)
 redis.call('HINCRBY', file_key(input), 'readers', 1)
 redis.call('ZADD', OPEN_BATCHES, ms(now), batch)
+redis.call('SADD', open_batches_of(owner), batch)
 list_batch(batch, owner)
 return { 'created', batch }

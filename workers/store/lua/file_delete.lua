@@ -6,10 +6,5 @@ if not owner then
 elseif number(readers) > 0 then
   return 'used'
 end
-for _, index in ipairs(file_indexes(owner, purpose)) do
-  redis.call('ZREM', index, id)
-end
-redis.call('ZREM', FILES .. ':expire', id)
-redis.call('HINCRBY', FILES .. ':bytes', owner, ms(0 - number(bytes))) -- Lua writes the negative of 0 as -0
-redis.call('DEL', file_key(id))
+forget_file(id, owner, purpose, bytes)
 return 'ok'
