@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
 from api.http.search_tree import build_tree
-from engine.protocol.types import EngineClient
+from engine.protocol.types import EngineClient, ModelInfo
 from reasoner.budget.usage import Usage
 from reasoner.jobs.events import Event
 from reasoner.jobs.job import Job
@@ -19,7 +20,7 @@ from reasoner.jobs.journal import Entry, Journal, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.view import fold_events
 from reasoner.run import JobOutcome, run_job
-from tests.api.conftest import submitted
+from tests.api.conftest import serving, submitted
 from tests.scripted import ScriptedEngine
 from workers.config.settings import Settings
 from workers.execution.execute import execute
@@ -109,6 +110,33 @@ async def test_the_same_idempotency_key_returns_the_same_job(client: httpx.Async
     assert "idempotency-replayed" not in first.headers
     assert again.headers["idempotency-replayed"] == "true"
     assert (other.status_code, other.json()["type"]) == (422, "urn:reasoner:problem:idempotency-conflict")
+
+
+async def test_a_repeated_submission_is_answered_after_its_model_is_gone(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Changing(ScriptedEngine):
+        names = ("policy", "brief")
+
+        async def models(self) -> list[ModelInfo]:
+            policy, *others = await super().models()
+            return [*(replace(policy, id=name) for name in self.names), *others]
+
+    monkeypatch.setattr("api.http.model_catalog.CACHE_SECONDS", 0.0)
+    engine, spec = Changing(), {"problem": "?", "model": "brief"}
+    jobs = {"jobs": [spec], "budget": {"tokens": 100}}
+    async with serving(settings, engine) as client:
+
+        async def submit(key: str) -> list[httpx.Response]:
+            headers = {"Idempotency-Key": key}
+            bodies = {"/v1/jobs": spec, "/v1/batches": jobs}
+            return [await client.post(path, json=body, headers=headers) for path, body in bodies.items()]
+
+        first = await submit("k")
+        engine.names = ("policy",)
+        assert [answer.status_code for answer in await submit("k")] == [202, 202]
+        assert [answer.json()["id"] for answer in await submit("k")] == [answer.json()["id"] for answer in first]
+        assert [answer.status_code for answer in await submit("other")] == [422, 404]  # as OpenAI's routes say it
 
 
 async def test_events_resume_at_every_number_without_a_gap(client: httpx.AsyncClient, work: Work) -> None:
