@@ -5,7 +5,8 @@ python -m benchmarks.engine.kv_budget --out benchmarks/results/kv-budget --repor
 
 *Accuracy*: of a sampled solution, with a bootstrap over problems of its difference to the one without a bound.
 *Speed*: branches of one length side by side, one budget after the other in each round, medians of the rounds. What is
-done is kept in a file for each model, so that the same command goes on where it was stopped.
+done is kept in a file for each model, so that the same command goes on where it was stopped; rows of the last report
+that no file renews stay.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.real.tasks import MODEL_NAME, find_model
 from benchmarks.selection.collect import read_items
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
@@ -42,6 +44,7 @@ from reasoner.run import open_search
 _BUNDLED = Path(__file__).parents[2] / "reasoner" / "bundled"
 _NUM_RESAMPLES = 2000
 _MODEL = "m"
+_UNBOUNDED = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,7 @@ async def measure(options: argparse.Namespace, file: Path) -> None:
     """Add what the file lacks."""
     done = {(item["budget"], item["problem"], item["seed"]) for item in read_items(file)}
     suite = open_suite(options.suite, limit=options.problems)
-    folder = _BUNDLED / options.model if (_BUNDLED / options.model).is_dir() else Path(options.model)
-    engine = LocalEngine({_MODEL: folder}, EngineOptions())
+    engine = LocalEngine({_MODEL: _find_model(options.model)}, EngineOptions())
     budgets: list[int | None] = [None, *map(int, options.budgets.split(","))]
     try:
         for problem in suite.problems:
@@ -80,6 +82,12 @@ async def measure(options: argparse.Namespace, file: Path) -> None:
                     _write(file, await _time(options, prompt, budget, each, engine))
     finally:
         await engine.close()
+
+
+def _find_model(name: str) -> Path:
+    if name == MODEL_NAME:
+        return find_model()
+    return _BUNDLED / name if (_BUNDLED / name).is_dir() else Path(name)
 
 
 def _write(file: Path, measured: Measured) -> None:
@@ -131,9 +139,15 @@ async def _time(
 
 
 def write_report(folder: Path) -> str:
-    """Write ``table.md`` and ``results.json``; return the table."""
-    rows = [row for file in sorted(folder.glob("*.jsonl")) for row in _summarize(read_items(file))]
-    (folder / "results.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+    """Write ``table.md`` and ``results.json``; return the table. Values of earlier reports that no file has stay."""
+    results = folder / "results.json"
+    known = json.loads(results.read_text())["rows"] if results.exists() else []
+    by_case = {(row["case"], row["budget"]): row for row in known}
+    for file in folder.glob("*.jsonl"):
+        for row in _summarize(read_items(file)):
+            by_case.setdefault((row["case"], row["budget"]), {}).update(row)
+    rows = sorted(by_case.values(), key=lambda row: (row["case"], -(row["budget"] or _UNBOUNDED)))
+    results.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     names = ["model", "budget", "accuracy", "difference", "95 % interval", "tokens of a solution", "dropped"]
     names += ["tokens/s", "of no bound", "kept of a long branch"]
     lines = [names, ["---"] * len(names)]
@@ -162,25 +176,19 @@ def _summarize(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for item in items:
         by_budget[item["budget"]].append(item)
     plain, rows = by_budget[None], []
-    for budget, own in sorted(by_budget.items(), key=lambda pair: -(pair[0] or 1 << 40)):
-        samples, timed = [one for one in own if one["problem"]], [one for one in own if not one["problem"]]
-        count, tokens = sum(one["num_samples"] for one in samples), sum(one["tokens"] for one in timed)
-        difference, interval = _compare(samples, plain)
-        speed, base = (_find_speed(some) for some in (timed, plain))
-        rows.append(
-            {
-                "case": own[0]["case"],
-                "budget": budget,
-                "accuracy": sum(one["num_right"] for one in samples) / count,
-                "difference": difference,
-                "interval": interval,
-                "tokens": sum(one["tokens"] for one in samples) / count,
-                "dropped": sum(one["dropped"] for one in samples) / count,
-                "speed": speed,
-                "ratio": speed / base,
-                "kept": 1 - sum(one["dropped"] for one in timed) / tokens,
-            }
-        )
+    for budget, own in by_budget.items():
+        row: dict[str, Any] = {"case": own[0]["case"], "budget": budget}
+        if samples := [one for one in own if one["problem"]]:
+            count = sum(one["num_samples"] for one in samples)
+            row["accuracy"] = sum(one["num_right"] for one in samples) / count
+            row["difference"], row["interval"] = _compare(samples, plain)
+            row["tokens"] = sum(one["tokens"] for one in samples) / count
+            row["dropped"] = sum(one["dropped"] for one in samples) / count
+        if timed := [one for one in own if not one["problem"]]:
+            row["speed"] = _find_speed(timed)
+            row["ratio"] = row["speed"] / _find_speed(plain)
+            row["kept"] = 1 - sum(one["dropped"] for one in timed) / sum(one["tokens"] for one in timed)
+        rows.append(row)
     return rows
 
 
@@ -205,7 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the results and the table")
     parser.add_argument("--report-only", action="store_true", help="make the table of the results that there are")
-    parser.add_argument("--model", default="policy-thinking", help="a bundled model or a file (%(default)s)")
+    parser.add_argument("--model", default="policy-thinking", help="a bundled model, smollm2 or a file (%(default)s)")
     parser.add_argument("--suite", default="countdown", help="a suite of 'reasoner eval' (%(default)s)")
     parser.add_argument("--name", help="name in the table; default: the model")
     parser.add_argument("--budgets", default="512,384,256,192,128", help="numbers of tokens (%(default)s)")
