@@ -22,6 +22,7 @@ from tests.seeds import shift
 from tests.workers.fixtures import broker, store, url
 from workers.config.settings import Settings, load_settings
 from workers.execution.execute import execute
+from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
 
 __all__ = ["broker", "store", "url"]
@@ -71,7 +72,7 @@ def work(store: JobStore) -> Callable[[str], Awaitable[None]]:
             engine=ScriptedEngine(),
             run=run_job,
             shutting_down=asyncio.Event(),
-            lease=30,
+            leases=Leases(store, 30),
             max_attempts=3,
         )
 

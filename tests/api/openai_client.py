@@ -22,6 +22,7 @@ from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
 from workers.config.settings import Settings
 from workers.execution.execute import execute
+from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
 
 MODEL = "policy"
@@ -70,7 +71,7 @@ async def working(
                     engine=engine or ScriptedEngine(),
                     run=run,
                     shutting_down=asyncio.Event(),
-                    lease=30,
+                    leases=Leases(store, 30),
                     max_attempts=3,
                 )
 

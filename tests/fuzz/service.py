@@ -19,6 +19,7 @@ from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
 from workers.config.settings import Settings
 from workers.execution.execute import execute
+from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
 
 JOB_SECONDS = 1.0
@@ -50,7 +51,7 @@ def served(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
                 engine=ScriptedEngine(),
                 run=_run,
                 shutting_down=asyncio.Event(),
-                lease=60,
+                leases=Leases(store, 60),
                 max_attempts=3,
             )
             asyncio.run_coroutine_threadsafe(work, loop)

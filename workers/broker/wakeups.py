@@ -34,7 +34,6 @@ def make_celery(settings: Settings) -> Celery:
         task_create_missing_queues=True,
         worker_prefetch_multiplier=1,
         worker_concurrency=settings.concurrency,
-        worker_pool="threads",
         worker_soft_shutdown_timeout=10.0,
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,

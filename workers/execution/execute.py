@@ -31,6 +31,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.view import fold_events
 from reasoner.run import JobOutcome
 from workers.engines.tenant_isolation import TenantEngine
+from workers.execution.leases import HeldLease, Leases
 from workers.store.batches import BatchStore
 from workers.store.broker_errors import BROKER_DOWN, describe_outage
 from workers.store.claims import Claim
@@ -42,8 +43,6 @@ from workers.telemetry.search_spans import find_job_span
 ENGINE_RETRY_SECONDS = 3.0
 """The delay of a retry, unless an API process wakes the job before (``workers.engines.watch``)."""
 BROKER_RETRY_SECONDS = 0.5
-HEARTBEATS_PER_LEASE = 6
-"""More than the lease needs, since a heartbeat also detects a cancellation."""
 
 log = structlog.get_logger("reasoner.worker")
 
@@ -67,17 +66,17 @@ async def execute(
     engine: EngineClient,
     run: RunJob,
     shutting_down: asyncio.Event,
-    lease: float,
+    leases: Leases,
     max_attempts: int,
     engine_wait: float | None = None,
 ) -> None:
     """Run a job, if it can be claimed. No failure of the job raises.
 
-    ``shutting_down``: hands the job back as soon as it is set. ``lease``: in seconds. ``engine_wait``: the seconds for
-    which a job that names none waits for an engine that does nothing for it; by default without end.
+    ``shutting_down``: hands the job back as soon as it is set. ``engine_wait``: the seconds for which a job that names
+    none waits for an engine that does nothing for it; by default without end.
     """
     worker = f"{socket.gethostname()}:{os.getpid()}"
-    claim = await store.claim(job_id, lease=lease, max_attempts=max_attempts, worker=worker)
+    claim = await store.claim(job_id, lease=leases.lease, max_attempts=max_attempts, worker=worker)
     if claim is None:
         return
     # All log events of the job, also those of the search, carry its id and that of the request that submitted it.
@@ -92,31 +91,19 @@ async def execute(
         tracing.span("attempt", "consumer", attributes, find_job_span(job_id, claim.origin.traceparent)),
     ):
         log.info("job claimed")
-        cancelled = asyncio.Event()
-        # One task for the whole claim: grants of a batch may follow each other faster than heartbeats.
-        heartbeat = asyncio.create_task(_keep_lease(claim, store, cancelled))
-        try:
-            active: Claim | None = claim
-            while active is not None:
-                search = _run_search(
-                    active,
-                    store,
-                    engine=engine,
-                    run=run,
-                    shutting_down=shutting_down,
-                    heartbeat=heartbeat,
-                    cancelled=cancelled,
-                )
-                active = await _record_outcome(active, store, search, engine_wait)
-        except LeaseLost:
-            log.warning("lease lost: another worker has the job")
-        except BROKER_DOWN as error:
-            # The journal is safe; the next claim continues from it.
-            log.error("broker lost: the job is handed back once it answers", error=describe_outage(error))
-            await _hand_back_late(claim, store, shutting_down)
-        finally:
-            heartbeat.cancel()
-            await asyncio.wait({heartbeat})
+        # Kept for the whole claim: grants of a batch may follow each other faster than heartbeats.
+        async with leases.keep(claim) as held:
+            try:
+                active: Claim | None = claim
+                while active is not None:
+                    search = _run_search(active, store, engine=engine, run=run, shutting_down=shutting_down, held=held)
+                    active = await _record_outcome(active, store, search, engine_wait)
+            except LeaseLost:
+                log.warning("lease lost: another worker has the job")
+            except BROKER_DOWN as error:
+                # The journal is safe; the next claim continues from it.
+                log.error("broker lost: the job is handed back once it answers", error=describe_outage(error))
+                await _hand_back_late(claim, store, shutting_down)
 
 
 async def _record_outcome(
@@ -211,46 +198,28 @@ async def _run_search(
     engine: EngineClient,
     run: RunJob,
     shutting_down: asyncio.Event,
-    heartbeat: asyncio.Task[None],
-    cancelled: asyncio.Event,
+    held: HeldLease,
 ) -> JobOutcome:
-    """Run the search until it ends, the lease is lost or the worker shuts down.
-
-    ``heartbeat``: ends when the lease is lost; the caller cancels it.
-    """
+    """Run the search until it ends, the lease is lost or the worker shuts down."""
     journal = RedisJournal(store, claim)
     spec = JobSpec.model_validate(claim.spec)
-    search = asyncio.ensure_future(run(spec, TenantEngine(engine, claim.owner), journal, cancelled=cancelled))
-    stopped = asyncio.create_task(shutting_down.wait())
+    search = asyncio.ensure_future(run(spec, TenantEngine(engine, claim.owner), journal, cancelled=held.cancelled))
+    ends = {asyncio.create_task(event.wait()) for event in (held.lost, shutting_down)}
     try:
-        await asyncio.wait({search, heartbeat, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({search, *ends}, return_when=asyncio.FIRST_COMPLETED)
         if not search.done():
             search.cancel()
-        # Let it commit what was in flight; the heartbeat keeps the lease meanwhile.
+        # Let it commit what was in flight; heartbeats keep the lease meanwhile.
         await asyncio.gather(search, return_exceptions=True)
-        if heartbeat.done():
-            heartbeat.result()
+        if held.lost.is_set():
             raise LeaseLost(claim.job_id)
         if search.cancelled():
             raise ShutdownRequested
         return search.result()
     finally:
-        stopped.cancel()
-        await asyncio.wait({stopped})
-
-
-async def _keep_lease(claim: Claim, store: JobStore, cancelled: asyncio.Event) -> None:
-    """Renew the lease until it is lost, and set ``cancelled`` when the job is cancelled."""
-    while True:
-        await asyncio.sleep(claim.lease / HEARTBEATS_PER_LEASE)
-        try:
-            state = await store.heartbeat(claim)
-        except BROKER_DOWN:
-            continue  # the search fails by itself when it cannot write
-        if state == "lost":
-            return
-        if state == "cancel":
-            cancelled.set()
+        for end in ends:
+            end.cancel()
+        await asyncio.wait(ends)
 
 
 def _describe_failure(error: Exception) -> JobError:

@@ -7,13 +7,13 @@ import contextlib
 import functools
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from celery import Celery
 from celery.platforms import EX_FAILURE, EX_OK
-from celery.signals import setup_logging, worker_init, worker_shutdown, worker_shutting_down
+from celery.signals import setup_logging, worker_init, worker_shutting_down
 
 from engine.remote.health import Health
 from reasoner.answers.equivalence import POOL as COMPARING
@@ -25,7 +25,10 @@ from workers.config.reload import LiveSettings
 from workers.config.settings import Settings
 from workers.engines.connect import connect
 from workers.execution.execute import RunJob, execute
+from workers.execution.job_loop import Handler, JobLoop
+from workers.execution.leases import Leases
 from workers.execution.liveness import touch_while_consuming
+from workers.execution.pool import make_pool
 from workers.processes.shutdown import treat_as_first_signal
 from workers.store.broker_errors import BROKER_DOWN
 from workers.store.jobs import JobStore
@@ -37,37 +40,8 @@ BROKER_RETRY_SECONDS = 10.0
 """The time for which a running job retries while the broker is away."""
 
 
-class ShutdownSignal:
-    """Shutdown signal for all running jobs, each on the event loop of its own thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
-        self._is_set = False
-
-    def set(self, **_: Any) -> None:
-        """Safe in a signal handler of the main thread, which holds the lock nowhere else."""
-        with self._lock:
-            self._is_set = True
-            for loop, event in self._listeners:
-                loop.call_soon_threadsafe(event.set)
-
-    @contextlib.contextmanager
-    def listen(self) -> Iterator[asyncio.Event]:
-        listener = (asyncio.get_running_loop(), asyncio.Event())
-        with self._lock:
-            self._listeners.add(listener)
-            if self._is_set:
-                listener[1].set()
-        try:
-            yield listener[1]
-        finally:
-            with self._lock:
-                self._listeners.discard(listener)
-
-
 def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
-    """Return the Celery application with its tasks. Each job runs on its own event loop in a thread of the pool.
+    """Return the Celery application. Its worker runs all jobs on one event loop.
 
     ``run``: replaces the search in tests. Raises ``ConfigError`` for an invalid calibration.
     """
@@ -76,57 +50,59 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     app = make_celery(settings)
     if settings.alive_file is not None:
         touch_while_consuming(app, settings.alive_file)
-    health, shutdown_signal = Health(), ShutdownSignal()
-    worker_shutting_down.connect(shutdown_signal.set, weak=False)
     setup_logging.connect(configure_logging, weak=False)
-    children = contextlib.ExitStack()
-    worker_init.connect(lambda **_: children.enter_context(keep_workers_alive(COMPARING)), weak=False)
-    worker_shutdown.connect(lambda **_: children.close(), weak=False)
 
-    async def run_one(job_id: str) -> None:
+    @asynccontextmanager
+    async def open_handlers(shutting_down: asyncio.Event) -> AsyncIterator[Mapping[str, Handler]]:
         store = JobStore(broker_url(settings), retry_seconds=BROKER_RETRY_SECONDS)
-        engine = traced(connect(settings, health=health, redis=store))
-        search: RunJob = run or functools.partial(
-            run_job, prices=live.now.prices, calibration=calibration, allow_unsandboxed_python=settings.unlocked_tests
-        )
-        try:
-            with shutdown_signal.listen() as shutting_down:
-                if shutting_down.is_set():
-                    return  # the reaper sends the wake-up again
+        leases, health = Leases(store, settings.lease_seconds), Health()
+
+        async def run_one(job_id: str) -> None:
+            engine = traced(connect(settings, health=health, redis=store))
+            search: RunJob = run or functools.partial(
+                run_job,
+                prices=live.now.prices,
+                calibration=calibration,
+                allow_unsandboxed_python=settings.unlocked_tests,
+            )
+            try:
                 await execute(
                     job_id,
                     store=store,
                     engine=engine,
                     run=search,
                     shutting_down=shutting_down,
-                    lease=settings.lease_seconds,
+                    leases=leases,
                     max_attempts=settings.max_attempts,
                     engine_wait=live.now.engine_wait_seconds,
                 )
-        finally:
-            await engine.close()
-            with contextlib.suppress(*BROKER_DOWN):  # losing these counts does no harm
-                await store.increment_counters(
-                    {f"engine:{what}:{name}": count for (name, what), count in health.take_counts().items()}
-                )
-            await store.close()
+            finally:
+                await engine.close()
+                with contextlib.suppress(*BROKER_DOWN):  # losing these counts does no harm
+                    await store.increment_counters(
+                        {f"engine:{what}:{name}": count for (name, what), count in health.take_counts().items()}
+                    )
 
-    def run_task(job_id: str) -> None:
-        asyncio.run(run_one(job_id))
-
-    async def deliver_one(job_id: str) -> None:
-        store = JobStore(broker_url(settings), retry_seconds=BROKER_RETRY_SECONDS)
-        try:
+        async def deliver_one(job_id: str) -> None:
             await deliver(job_id, store=store, settings=live.now)
-        finally:
-            await store.close()
 
-    def webhook_task(job_id: str) -> None:
-        asyncio.run(deliver_one(job_id))
+        with keep_workers_alive(COMPARING):
+            try:
+                yield {RUN_TASK: run_one, WEBHOOK_TASK: deliver_one}
+            finally:
+                await store.close()
 
-    app.task(run_task, name=RUN_TASK)
-    app.task(webhook_task, name=WEBHOOK_TASK)
+    loop = JobLoop(open_handlers)
+    worker_shutting_down.connect(lambda **_: loop.shut_down(), weak=False)
+    app.conf.worker_pool = make_pool(loop)
+    for name in (RUN_TASK, WEBHOOK_TASK):
+        app.task(_refuse_to_run, name=name)
     return app
+
+
+def _refuse_to_run(job_id: str) -> None:
+    """Stand for the tasks, which the worker's own pool runs on its event loop."""
+    raise RuntimeError(f"job {job_id}: another pool of Celery cannot run jobs; leave --pool out")
 
 
 def serve(app: Celery, queues: Sequence[str]) -> None:
@@ -150,7 +126,6 @@ def serve(app: Celery, queues: Sequence[str]) -> None:
         [
             "--quiet",
             "worker",
-            "--pool=threads",
             f"--queues={','.join(queues)}",
             "--without-gossip",
             "--without-mingle",

@@ -79,10 +79,11 @@ class Claims(RedisClient):
             share=share,
         )
 
-    async def heartbeat(self, claim: Claim) -> LeaseState:
-        """Renew the lease."""
-        state: LeaseState = await self.script("heartbeat", claim.job_id, claim.token, claim.lease_ms)
-        return state
+    async def heartbeat(self, claims: Sequence[Claim]) -> list[LeaseState]:
+        """Renew the leases; return their states in order."""
+        parts = (part for claim in claims for part in (claim.job_id, claim.token, claim.lease_ms))
+        states: list[LeaseState] = await self.script("heartbeat", *parts)
+        return states
 
     async def commit(self, claim: Claim, entries: Sequence[Entry]) -> LeaseState:
         """Append to the journal and to the usage, and renew the lease. Idempotent; ``lost`` if nothing was written."""

@@ -26,6 +26,7 @@ from workers.config.model_profiles import ModelProfile
 from workers.config.settings import Settings
 from workers.engines.connect import connect
 from workers.execution.execute import execute
+from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
 
 SPEC = {"strategy": {"name": "beam", "n": 8}, "seed": 3, "deterministic": True}
@@ -77,7 +78,13 @@ async def work(job_id: str, store: JobStore, settings: Settings, health: Health)
     engine = connect(settings, health=health)
     try:
         await execute(
-            job_id, store=store, engine=engine, run=run_job, shutting_down=asyncio.Event(), lease=30, max_attempts=3
+            job_id,
+            store=store,
+            engine=engine,
+            run=run_job,
+            shutting_down=asyncio.Event(),
+            leases=Leases(store, 30),
+            max_attempts=3,
         )
     finally:
         await engine.close()

@@ -24,6 +24,7 @@ from tests.api.conftest import serving, submitted
 from tests.scripted import ScriptedEngine
 from workers.config.settings import Settings
 from workers.execution.execute import execute
+from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
 
 Work = Callable[[str], Awaitable[None]]
@@ -278,7 +279,13 @@ async def test_a_job_cancelled_while_running_has_its_best_result_so_far(
 
     job_id = await submitted(client, strategy={"name": "best_of_n", "n": 8}, seed=5)
     await execute(
-        job_id, store=store, engine=ScriptedEngine(), run=run, shutting_down=asyncio.Event(), lease=30, max_attempts=3
+        job_id,
+        store=store,
+        engine=ScriptedEngine(),
+        run=run,
+        shutting_down=asyncio.Event(),
+        leases=Leases(store, 30),
+        max_attempts=3,
     )
     job = (await client.get(f"/v1/jobs/{job_id}")).json()
     assert (job["status"], job["result"]["finish_reason"]) == ("cancelled", "cancelled")

@@ -22,6 +22,7 @@ from reasoner.run import run_job
 from tests.planned import Planned, PlannedEngine
 from workers.config.settings import Settings
 from workers.execution.execute import execute
+from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
 
 WAIT = 40_000.0
@@ -102,7 +103,7 @@ class Service:
                     engine=self.engine,
                     run=run_job,
                     shutting_down=asyncio.Event(),
-                    lease=0.6,
+                    leases=Leases(store, 0.6),
                     max_attempts=3,
                 )
             finally:

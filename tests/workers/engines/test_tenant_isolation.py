@@ -25,6 +25,7 @@ from tests.specs import build_spec
 from tests.strategies import WRITING
 from workers.engines.tenant_isolation import TenantEngine, owner_salt
 from workers.execution.execute import execute
+from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
 
 BUNDLED = Path(__file__).parents[3] / "reasoner" / "bundled"
@@ -46,7 +47,13 @@ async def submit(store: JobStore, owner: str, job: dict[str, Any]) -> str:
 
 async def wake(store: JobStore, job_id: str, engine: EngineClient) -> dict[str, Any]:
     await execute(
-        job_id, store=store, engine=engine, run=run_job, shutting_down=asyncio.Event(), lease=30, max_attempts=3
+        job_id,
+        store=store,
+        engine=engine,
+        run=run_job,
+        shutting_down=asyncio.Event(),
+        leases=Leases(store, 30),
+        max_attempts=3,
     )
     return dict(await store.get(job_id))
 

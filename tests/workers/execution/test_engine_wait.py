@@ -17,6 +17,7 @@ from reasoner.run import JobOutcome
 from tests.scripted import ScriptedEngine
 from tests.specs import build_spec
 from workers.execution.execute import execute
+from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
 
 WORDS = "the answer of the engine at http://hosted is not an OpenAI completion: content-type text/html"
@@ -55,7 +56,7 @@ async def attempt(
         engine=ScriptedEngine(),
         run=run,
         shutting_down=asyncio.Event(),
-        lease=30,
+        leases=Leases(store, 30),
         max_attempts=3,
         engine_wait=wait,
     )

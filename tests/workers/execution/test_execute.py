@@ -21,6 +21,7 @@ from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
 from tests.specs import build_spec
 from workers.execution.execute import RunJob, execute
+from workers.execution.leases import Leases
 from workers.store.batches import BatchStore
 from workers.store.jobs import JobStore
 
@@ -48,7 +49,7 @@ async def wake(store: JobStore, job_id: str, run: RunJob, draining: asyncio.Even
             engine=ScriptedEngine(),
             run=run,
             shutting_down=draining or asyncio.Event(),
-            lease=LEASE,
+            leases=Leases(store, LEASE),
             max_attempts=3,
         )
 

@@ -17,6 +17,7 @@ from tests.workers.execution.test_execute import OUTCOME
 from tests.workers.execution.test_execute import SPEC as REAL_SPEC
 from tests.workers.store.helpers import claim, entry, expire, submit
 from workers.execution.execute import execute
+from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
 
 LEASE = 3.0
@@ -54,7 +55,7 @@ async def test_after_an_outage_a_live_worker_has_a_full_lease_to_send_a_heartbea
     assert await store.claim(held.job_id, lease=LEASE, max_attempts=1, worker="w2") is None
     pass_time(url, LEASE - 0.5, looked=True)
     assert await store.reap(1) == []
-    assert await store.heartbeat(held) == "ok"
+    assert await store.heartbeat([held]) == ["ok"]
     pass_time(url, LEASE - 0.5, looked=True)
     assert await store.reap(1) == []
     assert await store.commit(held, [entry("a")]) == "ok"
@@ -92,7 +93,7 @@ async def test_a_worker_with_a_heartbeat_between_two_outages_survives_both(store
     for _ in range(3):
         pass_time(url, 10, looked=False)
         assert await store.reap(1) == []
-        assert await store.heartbeat(held) == "ok"
+        assert await store.heartbeat([held]) == ["ok"]
 
 
 async def test_a_clock_set_back_delays_nothing(store: JobStore, url: str) -> None:
@@ -100,7 +101,7 @@ async def test_a_clock_set_back_delays_nothing(store: JobStore, url: str) -> Non
     assert await store.reap(3) == [(waiting, "interactive")]  # its message is lost: it is in no queue
     pass_time(url, -7200, looked=False)
     assert await store.reap(3) == []
-    assert await store.heartbeat(held) == "ok"
+    assert await store.heartbeat([held]) == ["ok"]
     pass_time(url, 6, looked=True)
     assert sorted(await store.reap(3)) == sorted([(held.job_id, "interactive"), (waiting, "interactive")])
 
@@ -134,7 +135,7 @@ async def test_a_worker_releases_its_job_when_the_broker_returns_after_a_long_ou
             engine=ScriptedEngine(),
             run=run,
             shutting_down=asyncio.Event(),
-            lease=LEASE,
+            leases=Leases(store, LEASE),
             max_attempts=1,
         )
     job = await store.get(job["id"])

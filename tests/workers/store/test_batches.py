@@ -25,6 +25,7 @@ from tests.seeds import shift
 from tests.specs import build_spec
 from tests.workers.store.helpers import expire, solution
 from workers.execution.execute import RunJob, execute
+from workers.execution.leases import Leases
 from workers.store.batches import BatchStore, NoSuchBatch
 from workers.store.claims import Claim
 from workers.store.jobs import IdempotencyConflict, JobActive, JobStore, QueueFull
@@ -180,7 +181,7 @@ async def test_cancelling_a_batch_ends_waiting_jobs_at_once_and_notifies_running
     batch = await BatchStore(store).cancel(batch_id)
     assert (batch["status"], batch["counts"]["cancelled"], batch["cancelled_at"]) == ("cancelling", 2, None)
     assert [job["answer"] for job in batch["jobs"]] == [None, "2", None]
-    assert await store.heartbeat(running) == "cancel"
+    assert await store.heartbeat([running]) == ["cancel"]
     with pytest.raises(JobCancelled):
         await BatchStore(store).wait_for_budget(running, TokenRequest(5, 0.5))
     batch = await BatchStore(store).get(batch_id)
@@ -303,6 +304,6 @@ async def wake(store: JobStore, job_id: str, run: RunJob) -> None:
             engine=ScriptedEngine(),
             run=run,
             shutting_down=asyncio.Event(),
-            lease=5,
+            leases=Leases(store, 5),
             max_attempts=3,
         )

@@ -72,7 +72,7 @@ async def test_a_worker_with_a_lost_lease_can_write_nothing(store: JobStore, url
     heir = await claim(store, zombie.job_id, "w2")
     assert (heir.attempt, heir.token) == (2, 2)
     assert await store.commit(zombie, [entry("b")]) == "lost"
-    assert await store.heartbeat(zombie) == "lost"
+    assert await store.heartbeat([zombie]) == ["lost"]
     assert not await store.finish(zombie, "completed", result=RESULT)
     assert not await store.release(zombie, reason="shutdown", detail="")
     assert await types(store, zombie.job_id) == ["job.queued", "job.started", "node", "job.resumed"]
@@ -85,7 +85,10 @@ async def test_a_slow_worker_keeps_its_job_with_its_next_write_or_heartbeat(
 ) -> None:
     held = await claim(store, await submit(store))
     expire(url, held.job_id)
-    assert await (store.heartbeat(held) if sign == "heartbeat" else store.commit(held, [entry("a")])) == "ok"
+    if sign == "heartbeat":
+        assert await store.heartbeat([held]) == ["ok"]
+    else:
+        assert await store.commit(held, [entry("a")]) == "ok"
     assert await store.reap(1) == []
     assert await store.claim(held.job_id, lease=60, max_attempts=3, worker="w2") is None
 
@@ -178,7 +181,7 @@ async def test_a_waiting_job_is_cancelled_at_once(store: JobStore) -> None:
 async def test_a_running_job_is_notified_of_its_cancellation_and_its_last_spend_is_committed(store: JobStore) -> None:
     held = await claim(store, await submit(store))
     assert (await store.cancel(held.job_id))["status"] == "in_progress"
-    assert await store.heartbeat(held) == "cancel"
+    assert await store.heartbeat([held]) == ["cancel"]
     assert await store.commit(held, [entry("a")]) == "cancel"
     assert await store.finish(held, "cancelled")
     job = await store.get(held.job_id)
@@ -340,7 +343,7 @@ async def test_the_job_of_a_silent_worker_is_woken_and_that_of_a_live_one_is_not
     assert await store.reap(3) == []
     expire(url, silent.job_id)
     expire(url, live.job_id)
-    await store.heartbeat(live)
+    await store.heartbeat([live])
     assert await store.reap(3) == [(silent.job_id, "interactive")]
     await claim(store, silent.job_id, "w2")
     counts, counters = await store.get_stats()
@@ -387,7 +390,7 @@ async def test_a_cancellation_at_any_moment_is_never_swallowed(store: JobStore) 
 
     async def beat_for_ever() -> None:
         while True:
-            await store.heartbeat(held)
+            await store.heartbeat([held])
 
     for moment in range(200):
         beating = asyncio.create_task(beat_for_ever())

@@ -151,7 +151,7 @@ class Jobs(RuleBasedStateMachine):
         if claim is None:
             return
         known = self.known[claim.job_id]
-        beat = self.runner.run(self.store.heartbeat(claim))
+        (beat,) = self.runner.run(self.store.heartbeat([claim]))
         if known.owned_by(claim):
             assert beat == ("cancel" if known.cancelled else "ok")
             known.live, known.graced = True, False

@@ -27,6 +27,7 @@ from tests.workers.collector import Collector
 from workers.config.settings import load_settings
 from workers.config.types import ConfigError
 from workers.execution.execute import execute
+from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
 from workers.store.request_origin import ORIGIN, Origin
 from workers.telemetry import span_export, tracing
@@ -81,7 +82,7 @@ async def run(
             engine=engine,
             run=functools.partial(run_job, prices=PRICES),
             shutting_down=asyncio.Event(),
-            lease=30,
+            leases=Leases(store, 30),
             max_attempts=3,
         )
     return str(job["id"])
@@ -179,7 +180,7 @@ async def test_a_resumed_job_has_each_node_once(store: JobStore) -> None:
         engine=ScriptedEngine(),
         run=run_job,
         shutting_down=asyncio.Event(),
-        lease=30,
+        leases=Leases(store, 30),
         max_attempts=3,
     )
     assert (await store.get(job_id))["status"] == "completed"

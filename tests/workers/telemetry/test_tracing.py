@@ -23,6 +23,7 @@ from tests.workers.collector import Collector
 from workers.config.settings import load_settings
 from workers.config.types import ConfigError
 from workers.execution.execute import execute
+from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
 from workers.store.request_origin import ORIGIN, Origin
 from workers.telemetry import tracing
@@ -63,7 +64,7 @@ async def run(store: JobStore, engine: ScriptedEngine) -> str:
         engine=tracing.traced(engine),
         run=run_job,
         shutting_down=asyncio.Event(),
-        lease=30,
+        leases=Leases(store, 30),
         max_attempts=3,
     )
     return str(job["id"])

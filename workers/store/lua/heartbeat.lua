@@ -1,8 +1,16 @@
--- Renew the worker's lease; return its state, including a cancellation by the client.
-local id, token, lease = unpack(ARGV)
-local status, current, cancel = unpack(redis.call('HMGET', job_key(id), 'status', 'token', 'cancel'))
-if status ~= 'in_progress' or current ~= token then
-  return 'lost'
+-- Renew the leases of a worker's jobs, each given as id, token and lease; return their states, which also tell of a
+-- cancellation by the client.
+local function beat(id, token, lease)
+  local status, current, cancel = unpack(redis.call('HMGET', job_key(id), 'status', 'token', 'cancel'))
+  if status ~= 'in_progress' or current ~= token then
+    return 'lost'
+  end
+  renew(id, lease)
+  return cancel and 'cancel' or 'ok'
 end
-renew(id, lease)
-return cancel and 'cancel' or 'ok'
+
+local states = {}
+for i = 1, #ARGV, 3 do
+  states[#states + 1] = beat(unpack(ARGV, i, i + 2))
+end
+return states
