@@ -40,7 +40,7 @@ from engine.protocol.types import EngineClient
 from engine.remote.health import Health
 from workers.broker.embedded import broker_url
 from workers.broker.reaper import Reaper
-from workers.broker.wakeups import make_celery
+from workers.broker.wakeups import make_celery, make_templates
 from workers.config.reload import LiveSettings
 from workers.config.settings import Settings
 from workers.engines.connect import connect
@@ -66,7 +66,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         reaper = Reaper(
             store,
             files,
-            make_celery(settings),
+            make_templates(make_celery(settings)),
             max_attempts=settings.max_attempts,
             retention=settings.retention_seconds,
         )

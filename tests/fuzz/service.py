@@ -21,6 +21,7 @@ from workers.config.settings import Settings
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
+from workers.store.reaping import Reaping, WakeupTemplates
 
 JOB_SECONDS = 1.0
 """The time limit of a job, since a generated one may be large and its result does not matter."""
@@ -42,21 +43,30 @@ def served(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
     server = _Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1), ready)
 
     async def serve() -> None:
-        loop, store = asyncio.get_running_loop(), JobStore(str(settings.redis_url))
+        store = JobStore(str(settings.redis_url))
 
-        def wake(_: object, job_id: str, queue: str) -> None:
-            work = execute(
-                job_id,
-                store=store,
-                engine=ScriptedEngine(),
-                run=_run,
-                shutting_down=asyncio.Event(),
-                leases=Leases(store, 60),
-                max_attempts=3,
-            )
-            asyncio.run_coroutine_threadsafe(work, loop)
+        reap, leases, working = Reaping.reap, Leases(store, 60), set[asyncio.Task[None]]()
 
-        monkeypatch.setattr("workers.broker.reaper.send_wakeup", wake)
+        async def reap_and_work(
+            reaping: Reaping, max_attempts: int, templates: WakeupTemplates | None = None
+        ) -> list[tuple[str, str]]:
+            due = await reap(reaping, max_attempts, templates)
+            for job_id, _ in due:
+                work = execute(
+                    job_id,
+                    store=store,
+                    engine=ScriptedEngine(),
+                    run=_run,
+                    shutting_down=asyncio.Event(),
+                    leases=leases,
+                    max_attempts=3,
+                )
+                task = asyncio.create_task(work)
+                working.add(task)
+                task.add_done_callback(working.discard)
+            return due
+
+        monkeypatch.setattr(Reaping, "reap", reap_and_work)
         try:
             await server.serve()
         finally:

@@ -11,13 +11,11 @@ import contextlib
 import time
 
 import structlog
-from celery import Celery
-from kombu.exceptions import OperationalError
 
-from workers.broker.wakeups import send_wakeup
 from workers.store.broker_errors import BROKER_DOWN, describe_eviction, describe_outage
 from workers.store.files import FileStore
 from workers.store.jobs import JobStore
+from workers.store.reaping import WakeupTemplates
 
 SWEEP_INTERVAL_SECONDS = 0.5
 CLEANUP_INTERVAL_SECONDS = 600.0
@@ -29,14 +27,17 @@ log = structlog.get_logger("reasoner.reaper")
 class Reaper:
     """Sweeps in an interval until ``stop``, and at once after ``wake``, which announces a new job."""
 
-    def __init__(self, store: JobStore, files: FileStore, app: Celery, *, max_attempts: int, retention: float) -> None:
-        """``retention``: seconds for which an ended job is kept."""
+    def __init__(
+        self, store: JobStore, files: FileStore, templates: WakeupTemplates, *, max_attempts: int, retention: float
+    ) -> None:
+        """``templates``: of the messages that it sends. ``retention``: seconds for which an ended job is kept."""
         self._store = store
         self._files = files
-        self._app = app
+        self._templates = templates
         self._max_attempts = max_attempts
         self._retention = retention
         self._outage = ""
+        self._swept_at = float("-inf")
         self._is_policy_checked = False
         self._nudged = asyncio.Event()
         self._stopping = False
@@ -64,7 +65,7 @@ class Reaper:
         try:
             await self.sweep()
             await self._check_policy()
-        except (*BROKER_DOWN, OperationalError) as error:
+        except BROKER_DOWN as error:
             self._log_outage(describe_outage(error))
         except Exception:
             log.exception("sweep failed")
@@ -72,14 +73,15 @@ class Reaper:
             self._log_outage("")
 
     async def sweep(self) -> int:
-        """Sweep once. Return the number of wake-ups sent."""
-        due = await self._store.reap(self._max_attempts)
-        for job_id, queue in due:
-            await asyncio.to_thread(send_wakeup, self._app, job_id, queue)
-        await self._store.expire(self._retention)
-        await self._files.expire()
-        if time.monotonic() - self._cleaned_up_at > CLEANUP_INTERVAL_SECONDS:
-            self._cleaned_up_at = time.monotonic()
+        """Send the wake-ups that are due; in each interval also delete what has expired. Return their number."""
+        due = await self._store.reap(self._max_attempts, self._templates)
+        now = time.monotonic()
+        if now - self._swept_at > SWEEP_INTERVAL_SECONDS / 2:  # not after each of many new jobs
+            self._swept_at = now
+            await self._store.expire(self._retention)
+            await self._files.expire()
+        if now - self._cleaned_up_at > CLEANUP_INTERVAL_SECONDS:
+            self._cleaned_up_at = now
             await self._files.remove_leftovers()
         return len(due)
 

@@ -6,6 +6,7 @@ duplicated or late, and no result is read from Celery.
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
 from celery import Celery
@@ -14,6 +15,7 @@ from workers.broker.embedded import broker_url
 from workers.broker.transport import ADDRESS, CELERY_URL, WakeupAMQP
 from workers.config.broker_address import parse_broker_url
 from workers.config.settings import QUEUES, Settings
+from workers.store.reaping import JOB_PLACEHOLDER, TAG_PLACEHOLDER, WakeupTemplates
 
 RUN_TASK: Final = "reasoner.run"
 WEBHOOK_TASK: Final = "reasoner.webhook"
@@ -53,7 +55,24 @@ def make_celery(settings: Settings) -> Celery:
     return app
 
 
-def send_wakeup(app: Celery, job_id: str, queue: str) -> None:
-    """Publish one message, without retries: the reaper sends it again if it is lost."""
-    task = WEBHOOK_TASK if queue == WEBHOOKS else RUN_TASK
-    app.send_task(task, args=[job_id], queue=queue, ignore_result=True, retry=False)
+def make_templates(app: Celery) -> WakeupTemplates:
+    """Return the messages as Celery's transport stores them, for the script that finds the jobs that need one."""
+    return WakeupTemplates(run=_make_template(app, RUN_TASK), webhook=_make_template(app, WEBHOOK_TASK))
+
+
+def _make_template(app: Celery, task: str) -> str:
+    message = app.amqp.as_task_v2(JOB_PLACEHOLDER, task, args=[JOB_PLACEHOLDER], ignore_result=True)
+    return json.dumps(
+        {
+            "body": json.dumps(message.body),
+            "content-encoding": "utf-8",
+            "content-type": "application/json",
+            "headers": message.headers,
+            "properties": {
+                **message.properties,
+                "delivery_info": {"exchange": "", "routing_key": ""},
+                "delivery_tag": TAG_PLACEHOLDER,
+                "priority": 0,
+            },
+        }
+    )

@@ -72,9 +72,12 @@ class JobStore(EventLog, Claims, Reaping):
         origin, body = ORIGIN.get().to_json(), to_json(spec)
         arguments = (body, spec["priority"], owner, origin, queue_cap, key, digest, form, quota.to_json())
         outcome, *details = await self.script("submit", new_id("job"), *arguments)
+        if outcome == "created":
+            _, fields = details
+            return serialization.document(dict(zip(fields[::2], fields[1::2], strict=True))), True
         if outcome == "full":
             raise QueueFull(f"{queue_cap} jobs are waiting")
-        return await self.get(check_submitted(outcome, details, quota)), bool(outcome == "created")
+        return await self.get(check_submitted(outcome, details, quota)), False
 
     async def find_repeated(self, owner: str, idempotency: tuple[str, str] | None) -> JobDocument | None:
         """Return the job that was submitted before with the same idempotency key; ``None`` if this is the first time.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from reasoner.jobs.job import TERMINAL_STATUSES
@@ -13,16 +14,32 @@ DEAD: Final = "dead"
 """Filter of job lists besides the statuses: failed jobs that repeatedly lost their worker without progress."""
 RESEND_SECONDS = 5.0
 """The interval after which the wake-up of a job that nobody has claimed is sent again."""
+JOB_PLACEHOLDER: Final = "JOB-ID"
+"""Stands for a job's id in a ``WakeupTemplates``."""
+TAG_PLACEHOLDER: Final = "DELIVERY-TAG"
+"""Stands for what tells one message from another."""
 _MAX_REAPED = 1000
 _MAX_EXPIRED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class WakeupTemplates:
+    """The messages (JSON) that wake a job and its webhook, with placeholders."""
+
+    run: str
+    webhook: str
 
 
 class Reaping(RedisClient):
     """The operations of the reaper, of the engine watch and of the metrics."""
 
-    async def reap(self, max_attempts: int) -> list[tuple[str, str]]:
-        """Return the jobs that need a wake-up now, each with its queue."""
-        rows = await self.script("reap", _MAX_REAPED, round(RESEND_SECONDS * 1000), max_attempts)
+    async def reap(self, max_attempts: int, templates: WakeupTemplates | None = None) -> list[tuple[str, str]]:
+        """Return the jobs that need a wake-up now, each with its queue.
+
+        ``templates``: of the messages, which are put into the queues in the same step; ``None`` sends none.
+        """
+        messages = ("", "") if templates is None else (templates.run, templates.webhook)
+        rows = await self.script("reap", _MAX_REAPED, round(RESEND_SECONDS * 1000), max_attempts, *messages)
         return [(job_id, queue) for job_id, queue in rows]
 
     async def has_jobs_waiting_for_engine(self) -> bool:

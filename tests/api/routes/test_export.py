@@ -16,7 +16,7 @@ from tests.scripted import ScriptedEngine
 from tests.workers.store.helpers import RESULT, SPEC, claim, entry, submit
 from tests.workers.store.test_dead_letters import give_up
 from workers.broker.reaper import Reaper
-from workers.broker.wakeups import make_celery
+from workers.broker.wakeups import make_celery, make_templates
 from workers.config.settings import Settings
 from workers.store import jobs as jobs_module
 from workers.store.files import FileStore
@@ -131,7 +131,9 @@ async def test_expired_jobs_are_removed_completely_and_not_earlier(
         long_ago = (await store.get_broker_time() - 61) * 1000
         for index in ("reasoner:jobs:ended", "reasoner:jobs:of:local:ended"):
             assert client.zadd(index, {old: long_ago}, xx=True, ch=True) == 1
-        reaper = Reaper(store, FileStore(store, tmp_path), make_celery(settings), max_attempts=3, retention=60)
+        reaper = Reaper(
+            store, FileStore(store, tmp_path), make_templates(make_celery(settings)), max_attempts=3, retention=60
+        )
         await reaper.sweep()
         keys = [key for key in client.scan_iter("reasoner:*") if old.encode() in key]
         assert keys == []

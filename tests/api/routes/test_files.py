@@ -19,7 +19,7 @@ from tests.api.conftest import serving
 from tests.api.openai_client import address, ai
 from tests.scripted import ScriptedEngine
 from workers.broker.reaper import Reaper
-from workers.broker.wakeups import make_celery
+from workers.broker.wakeups import make_celery, make_templates
 from workers.config.settings import Settings
 from workers.store.files import LEFTOVER_SECONDS, FileStore
 from workers.store.jobs import JobStore
@@ -70,7 +70,7 @@ async def test_a_file_is_deleted_when_its_time_is_over(
     assert await files.expire() == 0
     with redis.Redis.from_url(url) as client:
         client.zadd("reasoner:files:expire", {made.id: 1}, xx=True)
-    await Reaper(store, files, make_celery(settings), max_attempts=3, retention=60).sweep()
+    await Reaper(store, files, make_templates(make_celery(settings)), max_attempts=3, retention=60).sweep()
     assert [file.id async for file in ai.files.list()] == [kept.id]
     assert [path.name for path in settings.files_folder.iterdir()] == [kept.id]
 

@@ -15,7 +15,7 @@ import redis
 
 from tests.chaos.processes import alive, until
 from workers.broker.embedded import EmbeddedBroker, broker_url, find_server, socket_path
-from workers.broker.wakeups import make_celery, send_wakeup
+from workers.broker.wakeups import RUN_TASK, make_celery
 from workers.config.broker_address import parse_broker_url
 from workers.config.settings import load_settings
 from workers.processes.children import StartError
@@ -112,7 +112,7 @@ def test_the_store_and_celery_find_the_broker_of_a_folder_with_any_name(tmp_path
         assert broker.url == broker_url(settings)
         address = parse_broker_url(broker.url)
         assert (address.path, address.database) == (str(broker.socket), 0)
-        send_wakeup(make_celery(settings), "job_1", "interactive")
+        make_celery(settings).send_task(RUN_TASK, args=["job_1"], queue="interactive", retry=False)
         with make_client(address) as client:
             assert client.llen("interactive") == 1
 

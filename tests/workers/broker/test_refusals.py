@@ -16,7 +16,7 @@ import structlog
 from workers.broker.console_watch import BrokerWatch
 from workers.broker.embedded import EmbeddedBroker
 from workers.broker.reaper import Reaper
-from workers.broker.wakeups import make_celery
+from workers.broker.wakeups import make_celery, make_templates
 from workers.config.settings import load_settings
 from workers.store.broker_errors import BROKER_DOWN, describe_outage
 from workers.store.files import FileStore
@@ -210,7 +210,7 @@ def test_an_evicting_policy_is_named_once_in_the_log_and_on_the_console(
 ) -> None:
     async def sweep() -> list[str]:
         store, app = JobStore(own_broker.url), make_celery(load_settings(redis_url=own_broker.url))
-        reaper = Reaper(store, FileStore(store, tmp_path), app, max_attempts=3, retention=60)
+        reaper = Reaper(store, FileStore(store, tmp_path), make_templates(app), max_attempts=3, retention=60)
         with structlog.testing.capture_logs() as logs:
             for _ in range(3):
                 await reaper.sweep_and_report()
@@ -235,7 +235,7 @@ def test_outages_are_logged_and_shown_when_they_change(
 
     async def run() -> list[str]:
         store, app = JobStore(own_broker.url), make_celery(load_settings(redis_url=own_broker.url))
-        reaper = Reaper(store, FileStore(store, tmp_path), app, max_attempts=3, retention=60)
+        reaper = Reaper(store, FileStore(store, tmp_path), make_templates(app), max_attempts=3, retention=60)
         watch = BrokerWatch(own_broker.url, lines.append)
         with structlog.testing.capture_logs() as logs, redis.Redis.from_url(own_broker.url) as client:
             for maxmemory in (0, 1, 1, 0, 0):

@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 
 from tests.workers.broker.tls import Certificate, TlsFront, make_certificate, tls_front
 from workers.broker.embedded import EmbeddedBroker
-from workers.broker.wakeups import make_celery, send_wakeup
+from workers.broker.wakeups import RUN_TASK, make_celery
 from workers.config.settings import load_settings
 from workers.store.broker_errors import BROKER_DOWN, describe_outage
 from workers.store.jobs import JobStore
@@ -68,7 +68,7 @@ def ask_celery(url: str) -> str:
     """Return the error of a sender of wake-ups; empty if the message arrived."""
     app = make_celery(load_settings(redis_url=url))
     try:
-        send_wakeup(app, "job_1", "interactive")
+        app.send_task(RUN_TASK, args=["job_1"], queue="interactive", retry=False)
     except OperationalError as error:
         return str(error)
     finally:

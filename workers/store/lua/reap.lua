@@ -1,6 +1,7 @@
 -- Return the due jobs that need a wake-up: never sent, sent but lost, or left by a worker whose lease expired; and
 -- those whose webhook is due. Their due times are moved forward, so any number of processes may run this.
-local limit, resend, max_attempts = unpack(ARGV)
+-- `run`, `webhook`: messages of Celery's with placeholders, to be put into the queues; '' sends none.
+local limit, resend, max_attempts, run, webhook = unpack(ARGV)
 local now = now_ms()
 local wake = {}
 detect_outage(now)
@@ -18,7 +19,13 @@ end
 
 local function send(id, queue)
   wake[#wake + 1] = { id, queue }
-  return redis.call('HINCRBY', SENT, queue, 1)
+  local number_sent = redis.call('HINCRBY', SENT, queue, 1)
+  local message = queue == 'webhooks' and webhook or run
+  if message ~= '' then
+    message = string.gsub(string.gsub(message, 'JOB%-ID', id), 'DELIVERY%-TAG', id .. ':' .. number_sent)
+    redis.call('LPUSH', queue, message)
+  end
+  return number_sent
 end
 
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', DUE, '-inf', ms(now), 'LIMIT', 0, limit)) do

@@ -1,4 +1,4 @@
--- Store a job and make it due, or return the job created before with the same idempotency key.
+-- Store a job and make it due, and return its fields; or return the job created before with the same idempotency key.
 local id, spec, priority, owner, origin, cap, idempotency, digest, form, quota = unpack(ARGV)
 local now = now_ms()
 
@@ -21,4 +21,4 @@ record(id, spec, priority, owner, origin, now)
 if form ~= '' then
   redis.call('HSET', job_key(id), 'form', form)
 end
-return { 'created', id }
+return { 'created', id, redis.call('HGETALL', job_key(id)) }
