@@ -126,7 +126,7 @@ async def _record_outcome(
             tracing.describe({tracing.STATUS: "cancelled"})
             return None
         if share is not None:
-            return replace(claim, share=share)
+            return replace(claim, share=share, has_journal=True)
         log.info("job waits for its share")
     except ShutdownRequested:
         await store.release(claim, reason="shutdown", detail="the worker was asked to stop")

@@ -38,6 +38,8 @@ from workers.webhooks.deliver import deliver
 
 BROKER_RETRY_SECONDS = 10.0
 """The time for which a running job retries while the broker is away."""
+REPORT_SECONDS = 1.0
+"""The time between two additions to the counters of requests to engines."""
 
 
 def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
@@ -78,18 +80,18 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
                 )
             finally:
                 await engine.close()
-                with contextlib.suppress(*BROKER_DOWN):  # losing these counts does no harm
-                    await store.increment_counters(
-                        {f"engine:{what}:{name}": count for (name, what), count in health.take_counts().items()}
-                    )
 
         async def deliver_one(job_id: str) -> None:
             await deliver(job_id, store=store, settings=live.now)
 
+        reporting = asyncio.create_task(_report_requests(health, store))
         with keep_workers_alive(COMPARING):
             try:
                 yield {RUN_TASK: run_one, WEBHOOK_TASK: deliver_one}
             finally:
+                reporting.cancel()
+                await asyncio.wait({reporting})
+                await _count_requests(health, store)
                 await store.close()
 
     loop = JobLoop(open_handlers)
@@ -98,6 +100,19 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     for name in (RUN_TASK, WEBHOOK_TASK):
         app.task(_refuse_to_run, name=name)
     return app
+
+
+async def _report_requests(health: Health, store: JobStore) -> None:
+    while True:
+        await asyncio.sleep(REPORT_SECONDS)
+        await _count_requests(health, store)
+
+
+async def _count_requests(health: Health, store: JobStore) -> None:
+    """Add the requests to engines since the last call to the counters of the service."""
+    counts = {f"engine:{what}:{name}": count for (name, what), count in health.take_counts().items()}
+    with contextlib.suppress(*BROKER_DOWN):  # losing these counts does no harm
+        await store.increment_counters(counts)
 
 
 def _refuse_to_run(job_id: str) -> None:

@@ -32,6 +32,8 @@ class Claim:
     lease: float
     """The time in seconds after the claim, or after the worker's last write, at which the worker counts as lost."""
     origin: Origin = field(default_factory=Origin)
+    has_journal: bool = True
+    """False if no attempt has written anything yet."""
     share: StoredGrants | None = None
     """Its part of its batch's budget; ``None`` for a job that belongs to no batch."""
 
@@ -66,7 +68,7 @@ class Claims(RedisClient):
         outcome, *claim = await self.script("claim", job_id, round(lease * 1000), max_attempts, worker)
         if outcome != "claimed":
             return None
-        token, attempt, owner, spec, origin, granted, share_state = claim
+        token, attempt, owner, spec, origin, has_journal, granted, share_state = claim
         share = None if granted is None else StoredGrants(int(granted), share_state == "closed")
         return Claim(
             job_id,
@@ -76,6 +78,7 @@ class Claims(RedisClient):
             spec=json.loads(spec),
             lease=lease,
             origin=Origin.from_json(origin or "{}"),
+            has_journal=has_journal == 1,
             share=share,
         )
 

@@ -75,10 +75,12 @@ class EventLog(RedisClient):
 
     async def _read_all(self, job_id: str, after: int) -> list[Any]:
         rows: list[Any] = []
-        while page := await self._read_page(job_id, after):
+        while True:
+            page = await self._read_page(job_id, after)
             rows += page
+            if len(page) < _PAGE_SIZE:
+                return rows
             after = int(page[-1][0].removesuffix("-0"))
-        return rows
 
     async def _read_page(self, job_id: str, after: int) -> list[Any]:
         """Read a part of the stream: reading all of a long one takes longer than a command may."""

@@ -18,11 +18,13 @@ class RedisJournal:
         self._claim = claim
         self.job_id = claim.job_id
         self.grant_source: GrantSource | None = claim.share
+        self._is_empty = not claim.has_journal
 
     async def load(self) -> list[Entry]:
-        return await self._store.load_entries(self._claim.job_id)
+        return [] if self._is_empty else await self._store.load_entries(self._claim.job_id)
 
     async def append(self, entries: Sequence[Entry]) -> None:
+        self._is_empty = False
         beat = await self._store.commit(self._claim, entries)
         if beat == "lost":
             raise LeaseLost(self._claim.job_id)

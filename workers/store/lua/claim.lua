@@ -38,4 +38,4 @@ if not waiting then
   append(id, first and 'job.started' or 'job.resumed', '{"attempt":' .. attempt .. '}')
 end
 local owner, spec, origin, granted = unpack(redis.call('HMGET', job, 'owner', 'spec', 'origin', 'granted'))
-return { 'claimed', token, attempt, owner, spec, origin, granted, share }
+return { 'claimed', token, attempt, owner, spec, origin, redis.call('EXISTS', job .. ':keys'), granted, share }
