@@ -25,7 +25,7 @@ from benchmarks.engine.process import BenchError
 from benchmarks.service.null_engine import POLICY, VERIFIER
 from workers.broker.embedded import EmbeddedBroker
 from workers.config.settings import Settings, load_settings
-from workers.processes.children import read_tail, spawn, stop
+from workers.processes.children import read_tail, spawn, stop, wait_for_exit
 
 OURS, PLAIN = "ours", "Celery alone"
 _MODULES = {OURS: "api.roles.serve", PLAIN: "benchmarks.service.plain"}
@@ -90,6 +90,14 @@ class Deployment:
                 self.until(lambda: _answers(client, "/readyz"), f"the API answers ({system})")
         self.pids[system, role] = process.pid
         return process.pid
+
+    def stop(self, system: str, role: str) -> float:
+        """Ask a process to end. Return the seconds until it has. Raises ``BenchError`` if it does not."""
+        process, started = self._processes.pop(f"{role} ({system})"), time.monotonic()
+        process.terminate()
+        if not wait_for_exit(process, timeout=_PATIENCE):
+            raise BenchError(f"the {role} did not end within {_PATIENCE:.0f} seconds ({system})")
+        return time.monotonic() - started
 
     def url(self, system: str) -> str:
         """Return the address of a system's API."""

@@ -14,6 +14,7 @@ import httpx
 
 from benchmarks.engine.measure import Listener, Measured, Row
 from benchmarks.engine.process import BenchError, installed
+from benchmarks.service.crowd import STOP_SECONDS, gather_crowd
 from benchmarks.service.deployment import OURS, PLAIN, Deployment, proportional_mib
 from benchmarks.service.load import bear, submit_all
 from benchmarks.service.null_engine import POLICY, VERIFIER
@@ -24,10 +25,11 @@ from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.request import JobRequest
 from reasoner.run import run_job
+from workers.config.settings import Settings
 
-CASES = ("submit", "throughput", "overhead", "load")
+CASES = ("submit", "throughput", "overhead", "load", "crowd")
 """``submit``: latency of a submission; ``throughput``: short jobs per second, and memory; ``overhead``: a search in the
-service and in-process; ``load``: many jobs and streams at once.
+service and in-process; ``load``: many jobs and streams at once; ``crowd``: many searches at once in one worker.
 """
 SYSTEMS = (OURS, PLAIN)
 IN_PROCESS, TARGET, IDLE = "in-process", "target", "idle"
@@ -60,7 +62,9 @@ class ServicePlan:
     streams: int = 200
     load_token_seconds: float = 0.001
     concurrency: int = 32
-    """Jobs that a worker runs at once."""
+    """Jobs that a worker runs at once, but in ``crowd``."""
+    crowd: int = 1000
+    crowd_token_seconds: float = 0.4
 
 
 def measure(plan: ServicePlan, listener: Listener) -> Measured:
@@ -83,7 +87,7 @@ class _Bench:
 
     def steps(self, case: str) -> int:
         """Return the number of progress steps of a case."""
-        return 2 if case == "load" else 1 + 2 * self.plan.rounds
+        return 2 if case in ("load", "crowd") else 1 + 2 * self.plan.rounds
 
     def submit(self) -> None:
         """Measure the latency of sequential submissions by one client, while a worker runs the jobs."""
@@ -170,6 +174,27 @@ class _Bench:
         self._row(case, "errors", "errors", len(errors), TARGET, 0.0, 0.0 if errors else 1.0)
         if idle is not None and borne.api_mib is not None:
             self._less(case, "memory, api (PSS)", "MiB", borne.api_mib, IDLE, idle)
+
+    def crowd(self) -> None:
+        """Run many searches at once in one worker, then stop it."""
+        case = f"{self.plan.crowd} searches at once in one worker"
+        self.listener.step(f"{case}: processes start")
+        with Deployment(self.plan.crowd_token_seconds, concurrency=self.plan.crowd) as deployment:
+            self.listener.step(case)
+            crowd = gather_crowd(deployment, BRANCHING, self.plan.crowd, self.listener.say)
+            for error in deployment.complaints()[:10]:
+                self.listener.say(error)
+        self.measured.runs[case] = {"ages": [quantile(crowd.ages, share) for share in (0.5, 0.9, 0.99, 1.0)]}
+        self._row(case, "running", "searches", crowd.at_once, TARGET, self.plan.crowd, crowd.at_once / self.plan.crowd)
+        lease = Settings.model_fields["lease_seconds"].default
+        self._less(case, "age of the last sign of life p99", "s", quantile(crowd.ages, 0.99), "lease", lease)
+        self._less(case, "end after SIGTERM", "s", crowd.stopped_after, TARGET, STOP_SECONDS)
+        back = crowd.handed_back
+        self._row(
+            case, "handed back without an attempt", "searches", back, "running", crowd.at_once, back / crowd.at_once
+        )
+        if crowd.mib is not None and crowd.idle_mib is not None:
+            self._less(case, "memory, worker (PSS)", "MiB", crowd.mib, IDLE, crowd.idle_mib)
 
     def _both(self, case: str) -> Deployment:
         self.listener.step(f"{case}: processes start")
