@@ -11,30 +11,26 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
 from engine.protocol.types import (
     EngineUnavailable,
     EngineUnreachable,
-    InvalidRequest,
     TokenIds,
     TokenizeRequest,
 )
 from engine.protocol.wire import Json, error_from_json, stream_error
-from engine.remote.proxies import InvalidProxy, find_proxy
-from engine.remote.proxies import get_ssl_context as _get_ssl_context
+from engine.remote.http_clients import HttpClients
 from engine.remote.retries import Retries
 from engine.remote.throttle import Throttle, admitted
+from engine.remote.urls import hide_login
 
 TRACEPARENT = ContextVar("traceparent", default="")
 """The position in a trace (W3C ``traceparent``) that requests carry; empty without one."""
 SILENCE_SECONDS = 600.0
 """The longest silence of a server within a response. Only a large score request is silent for long, and a hosted model
 that hides what it thinks: generation streams carry keep-alives."""
-_LIMITS = httpx.Limits(max_connections=1024, max_keepalive_connections=256)
-"""A search sends as many requests at once as it has branches with different parents."""
 _DEFAULT_PAUSE_SECONDS = 1.0
 """After a refusal for lack of capacity that does not tell how long."""
 _UPSTREAM_RETRY_AFTER = "llm_provider-retry-after"
@@ -58,38 +54,26 @@ class Connection:
         should_wait: bool = True,
         throttle: Throttle | None = None,
         silence_seconds: float = SILENCE_SECONDS,
+        clients: HttpClients | None = None,
     ) -> None:
         """Create a client without connecting. Raises ``InvalidRequest`` for any other URL.
 
         The URL may end in ``/v1``, as OpenAI's clients expect it. ``api_key``: sent as a bearer token.
         ``should_wait``: retry for a second or two while the server cannot be reached, and not only once.
         ``throttle``: the server's limits, for requests with a prompt. ``silence_seconds``: the time without any data
-        after which a response counts as lost.
+        after which a response counts as lost. ``clients``: shares their open connections, and stays open.
         """
-        self.silence_seconds = silence_seconds
-        self._throttle = throttle
         url = url.rstrip("/").removesuffix("/v1")
+        self.silence_seconds = silence_seconds
         self.url = hide_login(url)
         self.api_key = api_key
         self.should_wait = should_wait
-        self._via = ""
-        if url.startswith("unix://"):
-            transport = httpx.AsyncHTTPTransport(uds=url.removeprefix("unix://"), limits=_LIMITS, verify=False)
-            base = "http://engine"
-        elif url.startswith(("http://", "https://")):
-            # Reading the certificates takes longer than a short job, and each job has its own connections.
-            verify = _get_ssl_context() if url.startswith("https://") else False
-            proxy = _find_proxy(url)
-            transport, base = httpx.AsyncHTTPTransport(limits=_LIMITS, verify=verify, proxy=proxy), url
-            self._via = "" if proxy is None else f" through the proxy {hide_login(str(proxy.url))}"
-        else:
-            raise InvalidRequest(f"engine URL {url!r} must be http://host:port or unix:///path/to/socket", "url")
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        # A request waits for a free connection as long as those before it take, within its own time limit.
-        timeout = httpx.Timeout(connect=5.0, write=30.0, pool=None, read=silence_seconds)
-        self._http = httpx.AsyncClient(
-            base_url=base, transport=transport, timeout=timeout, headers=headers, trust_env=False
-        )
+        self._throttle = throttle
+        self._own_clients: HttpClients | None = None
+        if clients is None:
+            clients = self._own_clients = HttpClients()
+        client = clients.get(url, silence_seconds)
+        self._http, self._via = client.http, client.via
 
     async def call(self, method: str, path: str, body: Json | None, *, should_wait: bool = True) -> Any:
         """Return the JSON value of the response. ``should_wait``: False if the answer is soon out of date."""
@@ -175,7 +159,8 @@ class Connection:
             raise EngineUnavailable(f"{self.source} did not answer /tokenize with tokens: {error!r}") from error
 
     async def close(self) -> None:
-        await self._http.aclose()
+        if self._own_clients is not None:
+            await self._own_clients.close()
 
     async def _send(
         self,
@@ -188,8 +173,11 @@ class Connection:
     ) -> httpx.Response:
         """Return the response, of which only the headers are read."""
         retries = Retries.of_connections(should_wait=self.should_wait, is_urgent=is_urgent)
+        headers = dict(headers or {})
+        if self.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.api_key}"
         if trace := TRACEPARENT.get():
-            headers = {**(headers or {}), "traceparent": trace}
+            headers["traceparent"] = trace
         while True:
             request = self._http.build_request(method, path, json=body, headers=headers)
             try:
@@ -251,13 +239,6 @@ class Connection:
         return EngineUnavailable(f"{self.source} could not be reached{self._via}: {reason}")
 
 
-def _find_proxy(url: str) -> httpx.Proxy | None:
-    try:
-        return find_proxy(url)
-    except InvalidProxy as error:
-        raise InvalidRequest(str(error), "url") from None
-
-
 async def _read_events(response: httpx.Response, source: str) -> AsyncGenerator[Json, None]:
     rest = b""
     async for data in response.aiter_bytes():  # several times as fast as decoded lines
@@ -302,12 +283,6 @@ def _check_object(value: Any, source: str) -> Json:
 def not_a_completion(source: str, problem: str) -> EngineUnavailable:
     """Return the error of a server whose answer has another form than OpenAI's: a proxy's page, or one cut short."""
     return EngineUnavailable(f"the answer of {source} is not an OpenAI completion: {problem}")
-
-
-def hide_login(url: str) -> str:
-    """Return the URL without a user's name and password, for messages, logs and metrics."""
-    login, at, _ = urlsplit(url).netloc.rpartition("@")
-    return url.replace(login + at, "", 1)
 
 
 def _parse_retry_after(text: str | None) -> float | None:

@@ -12,11 +12,13 @@ from engine.protocol.dispatching import ForwardingEngine, ModelRequest
 from engine.protocol.types import EngineClient, EngineUnavailable, Events, GenerateRequest, InvalidRequest, ModelInfo
 from engine.remote.chat.engine import ChatEngine
 from engine.remote.chat.options import ChatOptions
-from engine.remote.connection import SILENCE_SECONDS, Connection, hide_login
+from engine.remote.connection import SILENCE_SECONDS, Connection
+from engine.remote.http_clients import HttpClients
 from engine.remote.native import NativeEngine
 from engine.remote.openai.dialects import DIALECTS
 from engine.remote.openai.engine import CompletionsEngine
 from engine.remote.throttle import Throttle
+from engine.remote.urls import hide_login
 
 NATIVE = "reasoner"
 """``owned_by`` of the models of our server, and the name of its dialect."""
@@ -48,6 +50,7 @@ class HttpEngine(ForwardingEngine):
         throttle: Throttle | None = None,
         kinds: MutableMapping[str, str] | None = None,
         silence_seconds: float = SILENCE_SECONDS,
+        clients: HttpClients | None = None,
     ) -> None:
         """Create a client without connecting. Raises ``InvalidRequest`` for any other URL.
 
@@ -59,12 +62,18 @@ class HttpEngine(ForwardingEngine):
         ``throttle``: the limits of the server.
         ``kinds``: the dialects that clients of this process have detected, by URL without a login.
         ``silence_seconds``: the time without any data after which an answer counts as lost.
+        ``clients``: shares their open connections, and stays open.
         """
         if dialect is not None and dialect not in KINDS:
             raise InvalidRequest(f"dialect {dialect!r} must be one of {', '.join(KINDS)}", "dialect")
         self._chat = chat or ChatOptions()
         self._connection = Connection(
-            url, api_key=api_key, should_wait=should_wait, throttle=throttle, silence_seconds=silence_seconds
+            url,
+            api_key=api_key,
+            should_wait=should_wait,
+            throttle=throttle,
+            silence_seconds=silence_seconds,
+            clients=clients,
         )
         super().__init__(NativeEngine(self._connection))  # until another dialect is detected
         self._tokenizer = tokenizer

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.protocol.types import EngineError
-from engine.remote.connection import hide_login
 from engine.remote.consistency import Consistency, check_server
+from engine.remote.urls import hide_login
 from workers.config.settings import Settings
 from workers.engines.connect import Endpoint, list_endpoints
 

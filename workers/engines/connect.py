@@ -10,12 +10,14 @@ from pydantic import SecretStr
 
 from engine.protocol.types import EngineClient
 from engine.remote.chat.options import ChatOptions
-from engine.remote.connection import SILENCE_SECONDS, hide_login
+from engine.remote.connection import SILENCE_SECONDS
 from engine.remote.health import Health
 from engine.remote.http import HttpEngine
+from engine.remote.http_clients import HttpClients
 from engine.remote.replicas import ReplicatedEngine
 from engine.remote.router import KnownProperties, RoutedEngine
 from engine.remote.throttle import LocalThrottle, Throttle
+from engine.remote.urls import hide_login
 from prm.formats.registry import FORMAT_NOTE
 from workers.config.settings import Settings
 from workers.store.redis_client import RedisClient
@@ -29,17 +31,19 @@ def connect(
     health: Health | None = None,
     reports_health: bool = False,
     redis: RedisClient | None = None,
+    clients: HttpClients | None = None,
 ) -> EngineClient:
     """Return a client of the engines at ``urls`` (by default the configured ones) and of those of the verifier.
 
     Does not connect yet. ``health`` and ``reports_health``: as for ``ReplicatedEngine``.
     ``redis``: shares the limits of servers with the other workers; without it they hold for this client alone.
+    ``clients``: shares their open connections, and stays open.
     """
     health = health or Health()
     main: EngineClient | None = None
     overrides: dict[str, EngineClient] = {}
     for endpoint in list_endpoints(settings, urls, redis=redis):
-        client = _connect_replicas(endpoint, health, reports_health)
+        client = _connect_replicas(endpoint, health, reports_health, clients)
         if endpoint.models:
             overrides |= dict.fromkeys(endpoint.models, client)
         else:
@@ -109,7 +113,9 @@ def _format_note(format_name: str | None) -> dict[str, object]:
     return {} if format_name is None else {FORMAT_NOTE: format_name}
 
 
-def _connect_replicas(endpoint: Endpoint, health: Health, reports_health: bool) -> ReplicatedEngine:
+def _connect_replicas(
+    endpoint: Endpoint, health: Health, reports_health: bool, clients: HttpClients | None
+) -> ReplicatedEngine:
     is_single = len(endpoint.urls) == 1  # no replica can take over
     engines = {
         hide_login(url): HttpEngine(
@@ -122,6 +128,7 @@ def _connect_replicas(endpoint: Endpoint, health: Health, reports_health: bool) 
             throttle=endpoint.throttle,
             kinds=health.kinds,
             silence_seconds=endpoint.silence_seconds,
+            clients=clients,
         )
         for url in endpoint.urls
     }

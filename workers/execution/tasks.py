@@ -16,6 +16,7 @@ from celery.platforms import EX_FAILURE, EX_OK
 from celery.signals import setup_logging, worker_init, worker_shutting_down
 
 from engine.remote.health import Health
+from engine.remote.http_clients import HttpClients
 from reasoner.answers.equivalence import POOL as COMPARING
 from reasoner.run import run_job
 from reasoner.subprocess_pool import keep_workers_alive
@@ -57,10 +58,10 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     @asynccontextmanager
     async def open_handlers(shutting_down: asyncio.Event) -> AsyncIterator[Mapping[str, Handler]]:
         store = JobStore(broker_url(settings), retry_seconds=BROKER_RETRY_SECONDS)
-        leases, health = Leases(store, settings.lease_seconds), Health()
+        leases, health, clients = Leases(store, settings.lease_seconds), Health(), HttpClients()
 
         async def run_one(job_id: str) -> None:
-            engine = traced(connect(settings, health=health, redis=store))
+            engine = traced(connect(settings, health=health, redis=store, clients=clients))
             search: RunJob = run or functools.partial(
                 run_job,
                 prices=live.now.prices,
@@ -92,6 +93,7 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
                 reporting.cancel()
                 await asyncio.wait({reporting})
                 await _count_requests(health, store)
+                await clients.close()
                 await store.close()
 
     loop = JobLoop(open_handlers)

@@ -7,11 +7,11 @@ from typing import get_args
 import pytest
 
 from api.roles.supervisor import engine_command
-from engine.remote.connection import hide_login
 from engine.remote.failover import choose_by_rendezvous
 from engine.remote.health import Health
 from engine.remote.replicas import ReplicatedEngine
 from engine.remote.router import KnownProperties, RoutedEngine
+from engine.remote.urls import hide_login
 from prm.formats.registry import FORMATS, FormatName
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.run import run_job
