@@ -76,7 +76,18 @@ def make_client(address: BrokerAddress, **arguments: Any) -> redis.Redis:
     return redis.Redis.from_pool(pool)
 
 
-def make_async_client(address: BrokerAddress, **arguments: Any) -> aioredis.Redis:
-    """Return a client for one event loop. ``arguments``: those of redis-py's connections and pool."""
-    pool = aioredis.ConnectionPool(_ASYNC_CONNECTIONS[address.kind], **address.connection_arguments, **arguments)
+def make_async_client(
+    address: BrokerAddress, *, max_connections: int, wait_seconds: float, **arguments: Any
+) -> aioredis.Redis:
+    """Return a client for one event loop. ``arguments``: those of redis-py's connections.
+
+    ``wait_seconds``: the time for which a command waits for a connection when all are in use.
+    """
+    pool = aioredis.BlockingConnectionPool(
+        max_connections,
+        wait_seconds,
+        connection_class=_ASYNC_CONNECTIONS[address.kind],
+        **address.connection_arguments,
+        **arguments,
+    )
     return aioredis.Redis.from_pool(pool)

@@ -21,8 +21,10 @@ BLOCK_SECONDS = 5.0
 
 _LUA = Path(__file__).parent / "lua"
 _SCRIPTS = tuple(sorted(path.stem for path in _LUA.glob("*.lua") if path.stem != "common"))
-_MAX_CONNECTIONS = 1000
-"""Per pool: each client that follows a job holds one blocking connection."""
+_MAX_CONNECTIONS = 128
+"""More jobs than that take turns: a command takes a millisecond."""
+_MAX_BLOCKING = 1000
+"""Each client that follows a job holds one."""
 
 
 class RedisClient:
@@ -36,9 +38,9 @@ class RedisClient:
         """
         num_retries = round(retry_seconds)
         retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), num_retries) if num_retries else Retry(NoBackoff(), 0)
-        self._redis = _connect(url, 5.0 if num_retries else 0.8, retry)
+        self._redis = _connect(url, 5.0 if num_retries else 0.8, retry, _MAX_CONNECTIONS)
         # Blocking reads answer late by design and must not share the short timeout of the others.
-        self._blocking = _connect(url, BLOCK_SECONDS + 5, Retry(NoBackoff(), 0))
+        self._blocking = _connect(url, BLOCK_SECONDS + 5, Retry(NoBackoff(), 0), _MAX_BLOCKING)
         self._scripts = {name: self._redis.register_script(text) for name, text in _read_scripts().items()}
 
     async def close(self) -> None:
@@ -102,11 +104,12 @@ def _read_scripts() -> dict[str, str]:
     return {name: common + (_LUA / f"{name}.lua").read_text() for name in _SCRIPTS}
 
 
-def _connect(url: str, timeout: float, retry: Retry) -> Redis:
+def _connect(url: str, timeout: float, retry: Retry, max_connections: int) -> Redis:
     return make_async_client(
         parse_broker_url(url),
+        max_connections=max_connections,
+        wait_seconds=timeout,
         decode_responses=True,
-        max_connections=_MAX_CONNECTIONS,
         socket_timeout=timeout,
         socket_connect_timeout=timeout,
         retry=retry,

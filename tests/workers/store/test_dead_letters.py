@@ -18,6 +18,7 @@ from tests.specs import build_spec
 from tests.workers.store.helpers import RESULT, claim, entry, expire, submit, types
 from tests.workers.store.test_batches import submit as submit_batch
 from workers.execution.execute import execute
+from workers.execution.leases import Leases
 from workers.store.batches import BatchStore
 from workers.store.claims import Claim
 from workers.store.jobs import JobStore, NoSuchJob, NotRetryable, QueueFull
@@ -103,7 +104,13 @@ async def test_a_dead_lettered_search_that_is_retried_gives_the_undisturbed_resu
             return await run_job(spec, engine, Dying(journal, writes), cancelled=cancelled)
 
         await execute(
-            job_id, store=store, engine=engine, run=run, shutting_down=asyncio.Event(), lease=60, max_attempts=3
+            job_id,
+            store=store,
+            engine=engine,
+            run=run,
+            shutting_down=asyncio.Event(),
+            leases=Leases(store, 60),
+            max_attempts=3,
         )
 
     job, _ = await store.submit(BEAM.model_dump(), owner="o", queue_cap=10)

@@ -115,7 +115,10 @@ class Jobs(RuleBasedStateMachine):
             known.status, known.live, known.graced = "in_progress", True, False
             known.attempt += 1
             known.stalled += 1
-            assert held == Claim(job_id, len(known.claims) + 1, known.attempt, "local", SPEC, 60)
+            has_journal = bool(known.spent)
+            assert held == Claim(
+                job_id, len(known.claims) + 1, known.attempt, "local", SPEC, 60, has_journal=has_journal
+            )
             known.claims.append(held)
 
     @precondition(lambda self: self.known)
