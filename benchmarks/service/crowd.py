@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.service.deployment import OURS, Deployment, proportional_mib
@@ -32,7 +32,7 @@ class Crowd:
     """Jobs that wait again, with no attempt used up."""
 
 
-def gather_crowd(deployment: Deployment, spec: dict[str, object], count: int, say: Callable[[str], None]) -> Crowd:
+def gather_crowd(deployment: Deployment, spec: dict[str, object], count: int) -> Crowd:
     """Submit so many searches at once to one worker, watch them, and stop the worker."""
     worker = deployment.start(OURS, "worker")
     deployment.start(OURS, "api")
@@ -41,7 +41,6 @@ def gather_crowd(deployment: Deployment, spec: dict[str, object], count: int, sa
     idle = proportional_mib(worker)
     ids = asyncio.run(submit_all(deployment.url(OURS), spec, count))
     deployment.until(lambda: deployment.redis.zcard(_JOBS) == count, f"{count} searches run at once")
-    say(f"{count} searches run at once")
     ages, pause, ends = list[float](), threading.Event(), time.monotonic() + _WATCHED_SECONDS
     while time.monotonic() < ends:
         ages += _read_ages(deployment, ids)

@@ -181,7 +181,7 @@ class _Bench:
         self.listener.step(f"{case}: processes start")
         with Deployment(self.plan.crowd_token_seconds, concurrency=self.plan.crowd) as deployment:
             self.listener.step(case)
-            crowd = gather_crowd(deployment, BRANCHING, self.plan.crowd, self.listener.say)
+            crowd = gather_crowd(deployment, BRANCHING, self.plan.crowd)
             for error in deployment.complaints()[:10]:
                 self.listener.say(error)
         self.measured.runs[case] = {"ages": [quantile(crowd.ages, share) for share in (0.5, 0.9, 0.99, 1.0)]}

@@ -62,8 +62,8 @@ class NullEngine:
 
     async def _models(self, _: Request) -> Response:
         served = [
-            ModelInfo(POLICY, "generate", _CONTEXT, 100, 1000),
-            ModelInfo(VERIFIER, "classify", _CONTEXT, 100, 1000, dict(_PRM)),
+            ModelInfo(POLICY, "generate", _CONTEXT, 100, 1000, fingerprint="null"),
+            ModelInfo(VERIFIER, "classify", _CONTEXT, 100, 1000, dict(_PRM), fingerprint="null"),
         ]
         return JSONResponse({"data": [{"owned_by": "reasoner", **write_model(info)} for info in served]})
 

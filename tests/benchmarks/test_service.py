@@ -21,7 +21,18 @@ from benchmarks.service.measure import IN_PROCESS, SHORT, TARGET, ServicePlan, m
 from benchmarks.service.null_engine import POLICY, STEPS, NullEngine
 from benchmarks.service.report import document, markdown
 
-SMALL = ServicePlan(rounds=2, submissions=5, jobs=6, token_seconds=0.003, beams=4, queued=12, streams=6, concurrency=4)
+SMALL = ServicePlan(
+    rounds=2,
+    submissions=5,
+    jobs=6,
+    token_seconds=0.003,
+    beams=4,
+    queued=12,
+    streams=6,
+    concurrency=4,
+    crowd=5,
+    crowd_token_seconds=0.3,
+)
 
 
 @pytest.mark.long
@@ -44,6 +55,11 @@ def test_a_run_has_the_rows_of_all_cases_computed_from_the_single_runs() -> None
         ("a search of seconds", "overhead_fraction", TARGET),
         ("12 queued jobs, 6 open streams", "errors", TARGET),
         ("12 queued jobs, 6 open streams", "memory, api (PSS)", "idle"),
+        ("5 searches at once in one worker", "running", TARGET),
+        ("5 searches at once in one worker", "age of the last sign of life p99", "lease"),
+        ("5 searches at once in one worker", "end after SIGTERM", TARGET),
+        ("5 searches at once in one worker", "handed back without an attempt", "running"),
+        ("5 searches at once in one worker", "memory, worker (PSS)", "idle"),
     ]
     taken = measured.runs["submit, one client"]
     assert [len(each) for each in taken.values()] == [10, 10]
@@ -55,6 +71,8 @@ def test_a_run_has_the_rows_of_all_cases_computed_from_the_single_runs() -> None
     # Nothing is faster than its engine: each level of the beam sleeps for at least a step and a score.
     assert min(searches[IN_PROCESS]) > STEPS * (8 + 2) * SMALL.token_seconds
     assert rows["12 queued jobs, 6 open streams", "errors"].ours == 0
+    crowd = {row.metric: row for row in measured.rows if row.case == "5 searches at once in one worker"}
+    assert crowd["running"].ours == crowd["handed back without an attempt"].ours == 5
     told = document(SMALL, measured)
     assert json.loads(json.dumps(told)) == told
     assert "| overhead_fraction |" in markdown(told, "reasoner bench service")
