@@ -64,7 +64,7 @@ class ServicePlan:
     concurrency: int = 32
     """Jobs that a worker runs at once, but in ``crowd``."""
     crowd: int = 1000
-    crowd_token_seconds: float = 0.4
+    crowd_token_seconds: float = 3.0
 
 
 def measure(plan: ServicePlan, listener: Listener) -> Measured:

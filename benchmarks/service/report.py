@@ -23,8 +23,8 @@ _METHOD = (
     "refused submissions, streams that broke or have gaps, jobs that did not complete and errors in the logs, while "
     "all jobs wait, all streams are open, and then one worker comes and does them. In the last case one worker runs "
     "many searches at once, whose heartbeats and writes are looked at four times a second, and is then asked to stop: "
-    "`handed back` are those that wait again with no attempt used up. Memory is the proportional set size. A ratio above "
-    "1 means that we are ahead."
+    "`handed back` are those that wait again with no attempt used up. Memory is the proportional set size. A ratio "
+    "above 1 means that we are ahead."
 )
 
 

@@ -92,7 +92,7 @@ async def execute(
     ):
         log.info("job claimed")
         # Kept for the whole claim: grants of a batch may follow each other faster than heartbeats.
-        async with leases.keep(claim) as held:
+        with leases.keep(claim) as held:
             try:
                 active: Claim | None = claim
                 while active is not None:

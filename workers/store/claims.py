@@ -60,6 +60,11 @@ class Release:
         return self.outcome == "ok"
 
 
+def list_beats(claims: Sequence[Claim]) -> list[str | int]:
+    """Return the arguments of the script that renews leases."""
+    return [part for claim in claims for part in (claim.job_id, claim.token, claim.lease_ms)]
+
+
 class Claims(RedisClient):
     """The operations of workers."""
 
@@ -84,8 +89,7 @@ class Claims(RedisClient):
 
     async def heartbeat(self, claims: Sequence[Claim]) -> list[LeaseState]:
         """Renew the leases; return their states in order."""
-        parts = (part for claim in claims for part in (claim.job_id, claim.token, claim.lease_ms))
-        states: list[LeaseState] = await self.script("heartbeat", *parts)
+        states: list[LeaseState] = await self.script("heartbeat", *list_beats(claims))
         return states
 
     async def commit(self, claim: Claim, entries: Sequence[Entry]) -> LeaseState:

@@ -36,12 +36,13 @@ class RedisClient:
         ``retry_seconds``: how long a call keeps trying while the broker is away. An API uses 0, since it answers 503
         and recovers by itself; a worker uses more, since its work would be lost.
         """
+        self.url = url
         num_retries = round(retry_seconds)
         retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), num_retries) if num_retries else Retry(NoBackoff(), 0)
         self._redis = _connect(url, 5.0 if num_retries else 0.8, retry, _MAX_CONNECTIONS)
         # Blocking reads answer late by design and must not share the short timeout of the others.
         self._blocking = _connect(url, BLOCK_SECONDS + 5, Retry(NoBackoff(), 0), _MAX_BLOCKING)
-        self._scripts = {name: self._redis.register_script(text) for name, text in _read_scripts().items()}
+        self._scripts = {name: self._redis.register_script(text) for name, text in read_scripts().items()}
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -99,7 +100,8 @@ def _retrieve_exception(done: asyncio.Future[Any]) -> None:
 
 
 @functools.cache
-def _read_scripts() -> dict[str, str]:
+def read_scripts() -> dict[str, str]:
+    """Return the scripts by name."""
     common = (_LUA / "common.lua").read_text()
     return {name: common + (_LUA / f"{name}.lua").read_text() for name in _SCRIPTS}
 

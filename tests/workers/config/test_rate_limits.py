@@ -30,7 +30,7 @@ from workers.store.jobs import JobStore
 
 RESULT = JobResult(answer=None, text=None, confidence=None, finish_reason="no_answer", node=None)
 DAY = 86_400
-ADMIT = redis_client._read_scripts()["admit"]
+ADMIT = redis_client.read_scripts()["admit"]
 
 
 @contextlib.asynccontextmanager
@@ -212,7 +212,7 @@ async def test_a_job_that_ends_on_the_next_day_is_charged_to_its_first_day(monke
     clock = Clock(monkeypatch)
     clock.ms = 1_700_006_399_000  # 2023-11-14 23:59:59 UTC
     server = fakeredis.FakeRedis(decode_responses=True)
-    sources = redis_client._read_scripts()
+    sources = redis_client.read_scripts()
     submit, cancel = (server.register_script(sources[name]) for name in ("submit", "cancel"))
     body, quota = '{"budget":{"tokens":60}}', Quota(tokens_a_day=100).to_json()
 
@@ -274,7 +274,7 @@ def test_the_real_server_and_the_fake_agree_on_quotas(url: str) -> None:
     body, quota = '{"budget":{"tokens":60}}', Quota(2, 130).to_json()
     answers = []
     for server in (redis.Redis.from_url(url, decode_responses=True), fakeredis.FakeRedis(decode_responses=True)):
-        submit = server.register_script(redis_client._read_scripts()["submit"])
+        submit = server.register_script(redis_client.read_scripts()["submit"])
         with server:
             calls = [submit(args=[f"job_{n}", body, "batch", "ann", "", 99, "", "", "", quota]) for n in range(3)]
             calls.append(submit(args=["job_9", body, "batch", "bob", "", 99, "", "", "", Quota(2, 59).to_json()])[:2])
