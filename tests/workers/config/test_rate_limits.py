@@ -208,6 +208,11 @@ async def test_a_batch_reserves_its_budget_and_commits_what_its_jobs_spent(store
     await submit(3, 91)
 
 
+def without_fields(answer: list[Any]) -> list[Any]:
+    """Return the answer to a submission without the job's fields."""
+    return answer[:2] if answer[0] == "created" else answer
+
+
 async def test_a_job_that_ends_on_the_next_day_is_charged_to_its_first_day(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     clock.ms = 1_700_006_399_000  # 2023-11-14 23:59:59 UTC
@@ -217,7 +222,7 @@ async def test_a_job_that_ends_on_the_next_day_is_charged_to_its_first_day(monke
     body, quota = '{"budget":{"tokens":60}}', Quota(tokens_a_day=100).to_json()
 
     def attempt(job_id: str) -> Any:
-        return submit(args=[job_id, body, "batch", "ann", "", 99, "", "", "", quota])
+        return without_fields(submit(args=[job_id, body, "batch", "ann", "", 99, "", "", "", quota]))
 
     assert attempt("job_1") == ["created", "job_1"]
     assert attempt("job_2") == ["tokens", 60, 1]
@@ -276,7 +281,10 @@ def test_the_real_server_and_the_fake_agree_on_quotas(url: str) -> None:
     for server in (redis.Redis.from_url(url, decode_responses=True), fakeredis.FakeRedis(decode_responses=True)):
         submit = server.register_script(redis_client.read_scripts()["submit"])
         with server:
-            calls = [submit(args=[f"job_{n}", body, "batch", "ann", "", 99, "", "", "", quota]) for n in range(3)]
+            calls = [
+                without_fields(submit(args=[f"job_{n}", body, "batch", "ann", "", 99, "", "", "", quota]))
+                for n in range(3)
+            ]
             calls.append(submit(args=["job_9", body, "batch", "bob", "", 99, "", "", "", Quota(2, 59).to_json()])[:2])
         answers.append(calls)
     assert answers[0] == answers[1] == [["created", "job_0"], ["created", "job_1"], ["jobs", 2, 0], ["tokens", 0]]
