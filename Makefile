@@ -6,6 +6,8 @@ ROUTERS ?= build/routers
 CLIENTS ?= build/clients
 TRAINING ?= build/training
 HARNESSES ?= build/harnesses
+AIPERF ?= build/aiperf
+PHOENIX ?= build/phoenix
 LLAMACPP ?= build/llamacpp
 BIN := .venv/bin
 
@@ -19,7 +21,7 @@ help:
 	@echo "make test-real       compare a public model with transformers (installs 98 MB)"
 	@echo "make test-vllm       run the clients and the service on a real vLLM and servers beside it (installs 5 GB into build/)"
 	@echo "make test-clients    run the ordinary examples of other people's clients (installs 600 MB into build/)"
-	@echo "make test-harnesses  the same with harnesses of evaluation and LiteLLM's proxy (installs 2 GB into build/)"
+	@echo "make test-harnesses  the same with harnesses, LiteLLM's proxy, AIPerf and Phoenix (installs 3 GB into build/)"
 	@echo "make test-training   train for a step on exported rows with TRL, and take them as verl does (installs 1.5 GB into build/)"
 	@echo "make test-tools      run the tests of benchmarks and recipes"
 	@echo "make test-failed     run again, alone, what failed in the run before"
@@ -98,8 +100,10 @@ test-clients: .venv/.installed-test $(CLIENTS)/.installed-python $(CLIENTS)/.ins
 		CLIENTS_REPORT=tests/clients/results.json $(BIN)/python -m pytest -m clients -v -rs tests/clients
 	@$(BIN)/python -m docs.generate
 
-test-harnesses: .venv/.installed-test $(CLIENTS)/.installed-python $(HARNESSES)/.installed $(LITELLM)/.installed
+test-harnesses: .venv/.installed-test $(CLIENTS)/.installed-python $(HARNESSES)/.installed $(LITELLM)/.installed \
+		$(AIPERF)/.installed $(PHOENIX)/.installed
 	@CLIENTS_ENVIRONMENT=$(CLIENTS) HARNESSES_ENVIRONMENT=$(HARNESSES) LITELLM_ENVIRONMENT=$(LITELLM) \
+		AIPERF_ENVIRONMENT=$(AIPERF) PHOENIX_ENVIRONMENT=$(PHOENIX) \
 		CLIENTS_REPORT=tests/clients/results.json $(BIN)/python -m pytest -m clients -v -rs tests/clients
 	@$(BIN)/python -m docs.generate
 
@@ -114,6 +118,18 @@ $(HARNESSES)/.installed: tests/clients/harnesses.txt
 	@python3 -m venv $(HARNESSES)
 	@$(HARNESSES)/bin/python -m pip install --quiet --disable-pip-version-check -r $< && touch $@ \
 		|| echo "The harnesses could not be installed: their tests are skipped"
+
+$(AIPERF)/.installed: tests/clients/aiperf.txt
+	@echo "Installing AIPerf into $(AIPERF) ..."
+	@python3 -m venv $(AIPERF)
+	@$(AIPERF)/bin/python -m pip install --quiet --disable-pip-version-check -r $< && touch $@ \
+		|| echo "AIPerf could not be installed: its test is skipped"
+
+$(PHOENIX)/.installed: tests/clients/phoenix.txt
+	@echo "Installing Phoenix into $(PHOENIX) ..."
+	@python3 -m venv $(PHOENIX)
+	@$(PHOENIX)/bin/python -m pip install --quiet --disable-pip-version-check -r $< && touch $@ \
+		|| echo "Phoenix could not be installed: its test is skipped"
 
 # No script of a package is run, and all of them have a digest in the lock file.
 $(CLIENTS)/.installed-node: tests/clients/package.json tests/clients/package-lock.json

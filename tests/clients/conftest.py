@@ -25,6 +25,10 @@ HARNESSES = ROOT / os.environ.get("HARNESSES_ENVIRONMENT", "build/harnesses")
 """The virtual environment with harnesses of evaluation."""
 PROXY = ROOT / os.environ.get("LITELLM_ENVIRONMENT", "build/litellm")
 """The virtual environment with LiteLLM's proxy."""
+AIPERF = ROOT / os.environ.get("AIPERF_ENVIRONMENT", "build/aiperf")
+"""The virtual environment with AIPerf."""
+PHOENIX = ROOT / os.environ.get("PHOENIX_ENVIRONMENT", "build/phoenix")
+"""The virtual environment with Phoenix."""
 EXAMPLES = Path(__file__).parent / "examples"
 SECONDS = 270.0
 """Patience for one client, on a core that is shared with other processes."""
@@ -46,7 +50,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_sessionfinish() -> None:
-    REPORT.write((ENVIRONMENT, HARNESSES, PROXY))
+    REPORT.write((ENVIRONMENT, HARNESSES, PROXY, AIPERF, PHOENIX))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
