@@ -83,7 +83,8 @@ def test_litellm_by_its_anthropic_route(run: Run) -> None:
 
 @pytest.mark.client(name="Anthropic (Python)", package="anthropic", runs=RUNS)
 def test_anthropic_in_python(run: Run, await_cancelled: Await) -> None:
-    assert run("anthropic_client.py") == CONVERSATION | {"cut": "max_tokens", "error": "NotFoundError"}
+    expected = {"parsed_by_class": PERSON, "cut": "max_tokens", "error": "NotFoundError"}
+    assert run("anthropic_client.py") == CONVERSATION | expected
     await_cancelled(1)
 
 
@@ -96,9 +97,15 @@ def test_langchain(run: Run, await_cancelled: Await) -> None:
 
 @pytest.mark.client(name="Pydantic AI", package="pydantic-ai-slim", runs=RUNS)
 def test_pydantic_ai(run: Run, await_cancelled: Await) -> None:
-    expected = CONVERSATION | {"parsed_by_function": PERSON, "error": "ModelHTTPError"}
+    expected = CONVERSATION | {"parsed_by_function": PERSON, "error": "ModelNotFoundError"}
     assert run("pydantic_ai_client.py") == {"chat": expected, "responses": expected}
     await_cancelled(2)
+
+
+@pytest.mark.client(name="Pydantic AI, in batches", package="pydantic-ai-slim", runs="chat, tool, error")
+def test_the_batches_of_pydantic_ai(run: Run) -> None:
+    expected = {"plain": CAPITAL, "error": ["ModelRequestRejectedError", True], "runs": [CAPITAL, CONVERSATION["tool"]]}
+    assert run("pydantic_ai_batch.py") == {"responses": expected, "messages": expected}
 
 
 @pytest.mark.client(name="instructor", package="instructor", runs="chat, stream, second turn, structured output, error")

@@ -51,6 +51,12 @@ def test_inspect(run_harness: Run) -> None:
     assert run_harness("inspect_client.py") == {"chat": chat, "responses": expected}
 
 
+@pytest.mark.client(name="Inspect, in batches", package="inspect_ai", runs="chat, second turn, error")
+def test_the_batch_mode_of_inspect(run_harness: Run) -> None:
+    expected = {"chat": 1.0, "responses": 1.0, "messages": 1.0, "errors": [None, True]}
+    assert run_harness("inspect_batch_client.py") == expected
+
+
 @pytest.fixture
 def proxy(service: Service, tmp_path: Path) -> Iterator[Server]:
     program = PROXY / "bin" / "litellm"

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import anthropic
+from pydantic import BaseModel
 
 BASE, MODEL, REAL_MODEL = sys.argv[1:]
 client = anthropic.Anthropic(base_url=BASE.removesuffix("/v1"), api_key="none", max_retries=0, timeout=120)
@@ -21,6 +22,11 @@ PERSON = {
     "additionalProperties": False,
 }
 TOOL: Any = {"name": "get_weather", "description": "Tell the weather of a city.", "input_schema": SCHEMA}
+
+
+class Person(BaseModel):
+    name: str
+    age: int
 
 
 def ask(messages: list[Any], model: str = MODEL, **more: Any) -> anthropic.types.Message:
@@ -51,6 +57,8 @@ def main() -> dict[str, Any]:
     found["tool"] = join_texts(ask(weather, tools=[TOOL]))
     config: Any = {"format": {"type": "json_schema", "schema": PERSON}}
     found["parsed"] = json.loads(join_texts(ask([QUESTION], output_config=config)))
+    read = client.messages.parse(model=MODEL, messages=[QUESTION], max_tokens=400, output_format=Person)
+    found["parsed_by_class"] = read.parsed_output and read.parsed_output.model_dump()
     found["cut"] = ask([{"role": "user", "content": "cut"}]).stop_reason
     try:
         ask([QUESTION], model="nobody")
