@@ -95,7 +95,8 @@ async def test_errors_of_middleware_have_the_same_format(settings: Settings, sto
             ("/v1/messages", {"content": b"{", "headers": {"content-type": "application/json"}}, 400, ""),
             ("/v1/messages", {"content": b"x", "headers": {"content-encoding": "gzip"}}, 415, ""),
             ("/v1/messages", {"json": ASK | {"model": "x"}}, 404, "not_found_error"),
-            ("/v1/messages/batches", {"json": {}}, 404, "not_found_error"),
+            ("/v1/messages/batches", {"json": {}}, 400, ""),
+            ("/v1/messages/tokens", {"json": {}}, 404, "not_found_error"),
             ("/v1/messages/count_tokens", {"json": {}}, 400, ""),
         ]
         for path, sent, status, kind in cases:

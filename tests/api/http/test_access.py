@@ -49,6 +49,10 @@ async def owned(client: httpx.AsyncClient, ann: dict[str, str], parameter: str) 
         case "batch_id":
             body = {"jobs": [{"problem": SECRET}], "budget": {"tokens": 9}}
             return str((await client.post("/v1/batches", json=body, headers=ann)).json()["id"])
+        case "message_batch_id":
+            message = {"model": "policy", "max_tokens": 9, "messages": [{"role": "user", "content": SECRET}]}
+            body = {"requests": [{"custom_id": "a", "params": message}]}
+            return str((await client.post("/v1/messages/batches", json=body, headers=ann)).json()["id"])
         case "file_id":
             parts = {"purpose": (None, "batch"), "file": ("secret.jsonl", SECRET)}
             return str((await client.post("/v1/files", files=parts, headers=ann)).json()["id"])

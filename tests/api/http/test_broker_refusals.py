@@ -56,7 +56,7 @@ async def test_every_route_answers_or_says_503(tmp_path: Path, state: str, store
             if stored_key:
                 client.headers["Authorization"] = f"Bearer {made.json()['key']}"
             ids = {"job_id": job, "batch_id": batch, "key_id": "key_0", "response_id": job, "model": "policy"}
-            ids["file_id"] = "file-" + "0" * 32
+            ids |= {"file_id": "file-" + "0" * 32, "message_batch_id": "msgbatch_" + "0" * 32}
             STATES[state][0](operator)
             operator.execute_command("CLIENT", "KILL", "TYPE", "normal")  # a login is asked of new connections alone
 
