@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 import socket
@@ -64,7 +63,7 @@ async def working(
         async with Redis.from_url(url, socket_timeout=None) as queues:
             while True:
                 _, message = await queues.blpop(["interactive", "batch"])
-                (job_id, *_), *_ = json.loads(base64.b64decode(json.loads(message)["body"]))
+                (job_id, *_), *_ = json.loads(json.loads(message)["body"])
                 await execute(
                     job_id,
                     store=store,
