@@ -41,7 +41,7 @@ class Readiness:
         Nothing is wrong with a model that may be on a server which is away, as long as one that answers can write
         solutions. Raises ``EngineError`` when none can.
         """
-        served, is_complete = await self._list_served()
+        served, is_complete = await self._list_served(settings)
         needed = {settings.model_name: "REASONER_MODEL"}
         if settings.prm_name is not None:
             needed.setdefault(settings.prm_name, "REASONER_PRM")
@@ -63,14 +63,20 @@ class Readiness:
         self._logged = problems
         return problems
 
-    async def _list_served(self) -> tuple[dict[str, ModelInfo], bool]:
-        """Return the models that answer by name, and True if these are all."""
+    async def _list_served(self, settings: Settings) -> tuple[dict[str, ModelInfo], bool]:
+        """Return the models that answer by name, and True if these are all.
+
+        Raises ``EngineError`` if none can write solutions, or the default policy's server has not started yet.
+        """
         try:
             return {info.id: info for info in await self._catalog.models()}, True
         except SomeModelsAway as error:
-            if not any(map(can_generate, error.known)):
+            served = {info.id: info for info in error.known}
+            policy = settings.model_name
+            has_started = policy is None or policy in served or policy in self._passed
+            if not has_started or not any(map(can_generate, error.known)):
                 raise
-            return {info.id: info for info in error.known}, False
+            return served, False
 
     async def _find_problem(self, setting: str, name: str, served: dict[str, ModelInfo]) -> str | None:
         if name not in served:

@@ -178,6 +178,27 @@ async def test_a_service_goes_on_with_the_others_while_one_of_several_servers_is
             assert (await client.get("/v1/models")).json()["data"] == before
 
 
+async def test_a_service_whose_own_engine_still_starts_is_not_ready_and_stays_ready_when_it_goes(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.http.model_catalog.CACHE_SECONDS", 0.0)
+    monkeypatch.setattr("engine.remote.health.FIRST_PAUSE_SECONDS", 0.0)
+    tables = {f"far-{POLICY}": ModelProfile.model_validate({"url": f"unix://{tmp_path / 'far.sock'}"})}
+    own = {"engine_url": (f"unix://{tmp_path / 'near.sock'}",), "model": POLICY, "prm": "none", "models": tables}
+    with listening(Shifted().app, tmp_path / "far.sock"):
+        async with serving(settings.model_copy(update=own)) as client:
+            starting = await client.get("/readyz")
+            assert starting.status_code == 503
+            assert "near.sock could not be reached" in starting.json()["errors"][0]["message"]
+            with listening(NullEngine(0.0).app, tmp_path / "near.sock"):
+                async with asyncio.timeout(30):
+                    while (await client.get("/readyz")).status_code != 200:
+                        pass
+            gone = await client.get("/readyz")
+            assert gone.status_code == 200, gone.text
+            assert "near.sock" in gone.json()["engine"]
+
+
 async def test_a_service_whose_only_servers_that_answer_cannot_write_is_not_ready(
     settings: Settings, tmp_path: Path
 ) -> None:
