@@ -20,7 +20,7 @@ _JOBS = "reasoner:jobs:in_progress"
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """What was measured. ``ages``: seconds since the last sign of life, of every running job at every look."""
+    """Measurements of one worker. ``ages``: seconds since the last sign of life, of every running job at every look."""
 
     at_once: int
     idle_mib: float | None

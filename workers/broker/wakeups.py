@@ -19,7 +19,6 @@ from workers.store.reaping import JOB_PLACEHOLDER, TAG_PLACEHOLDER, WakeupTempla
 
 RUN_TASK: Final = "reasoner.run"
 WEBHOOK_TASK: Final = "reasoner.webhook"
-WEBHOOKS: Final = "webhooks"
 
 
 def make_celery(settings: Settings) -> Celery:
