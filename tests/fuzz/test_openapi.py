@@ -78,6 +78,7 @@ def _aim(case: schemathesis.Case, service: httpx.Client) -> None:
 
 def _made(parameter: str, service: httpx.Client) -> str:
     job: dict[str, Any] = {"problem": "1 + 1?", "strategy": {"name": "greedy"}, "seed": 1}
+    message = {"model": "policy", "max_tokens": 8, "messages": [{"role": "user", "content": "1 + 1?"}]}
     if parameter == "model":
         return "policy"
     if parameter == "file_id":
@@ -86,6 +87,7 @@ def _made(parameter: str, service: httpx.Client) -> str:
     path, body = {
         "job_id": ("/v1/jobs", job),
         "batch_id": ("/v1/batches", {"jobs": [job], "budget": {"tokens": 100}}),
+        "message_batch_id": ("/v1/messages/batches", {"requests": [{"custom_id": "c", "params": message}]}),
         "key_id": ("/v1/keys", {"name": "k", "owner": "o"}),
         "response_id": ("/v1/responses", {"model": "policy", "input": "1 + 1?", "background": True}),
     }[parameter]

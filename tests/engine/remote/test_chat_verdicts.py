@@ -118,7 +118,7 @@ async def test_a_written_grade_counts_where_no_log_probabilities_are_listed(text
     assert reader.lead == ()
     prompt = await hosted.engine.tokenize(TokenizeRequest("m", MESSAGES))
     question = write_question(scale, 0, None, "solution")
-    [reading] = await reader.read([prompt], [question])
+    [reading] = await reader.read([ScoreItem((prompt,), (0,))], [question])
     assert reading.scores == (() if grade is None else pytest.approx((scale.scores[grade],)))
     assert (reading.unread is None) == (grade is not None)
     await hosted.engine.close()
