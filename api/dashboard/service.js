@@ -3,7 +3,7 @@
 import { TERMINAL } from "./words.js";
 
 const KEY = "reasoner.key";
-const ROOT = new URL("../", import.meta.url); // the service, which may be below a path of its host
+export const ROOT = new URL("../", import.meta.url); // the service, which may be below a path of its host
 const PATIENCE = 30_000;
 const MAX_SILENCE = 60_000; // milliseconds; the service sends a comment far more often
 const LONGEST_PAUSE = 8_000;
@@ -27,6 +27,11 @@ export const key = {
 export async function call(method, path, body) {
   const response = await send(method, path, { body, signal: AbortSignal.timeout(PATIENCE) });
   return response.status === 204 ? null : response.json();
+}
+
+/** Returns the body of a route as text. Throws as `call` does. */
+export async function read(path) {
+  return (await send("GET", path, { signal: AbortSignal.timeout(PATIENCE) })).text();
 }
 
 /** Passes every event of a job after number `after` to `take` until the job has ended, over any number of connections. */

@@ -1,6 +1,7 @@
-// The the answer, the votes, and the remaining budget.
+// The answer, the votes, and the remaining budget.
 
 import { el, fill, put, svg, write } from "./dom.js";
+import { findSupport, trustIn } from "./verdict.js";
 import { STATUS, TERMINAL, flops, line, money, score, seconds, short, whole } from "./words.js";
 
 const RESOURCES = [
@@ -16,7 +17,7 @@ const ENDS = {
   cancelled: "cancelled: the best so far",
   engine_unavailable: "its engine failed for too long: the best so far",
 };
-const MOST_VOTES = 6;
+const MOST_VOTES = 4;
 const POINTS = 240; // of a curve
 const RATE_SECONDS = 10; // seconds over which the pace is measured
 
@@ -27,7 +28,9 @@ export function drawAnswer(box, job, moment, onPick) {
   const best = moment.best === null ? undefined : moment.nodes.get(moment.best);
   const answer = result ? result.answer : (best?.answer ?? null);
   const facts = [];
-  if (result?.confidence !== null && result?.confidence !== undefined) facts.push(`confidence ${score(result.confidence)}`);
+  const sure = result?.confidence ?? null;
+  const trust = result ? trustIn(job) : "";
+  if (trust === "doubtful") facts.push("doubtful: its confidence or its score is near 0");
   if (result) facts.push(ENDS[result.finish_reason]);
   if (result?.abstained) facts.push(`${whole(result.abstained)} without an answer`);
   if (result?.answer_level === "flexible") facts.push("not stated as the answer: the last in the solution");
@@ -37,8 +40,8 @@ export function drawAnswer(box, job, moment, onPick) {
   if (!ended) facts.push(moment.status === "queued" ? (moment.last?.data.detail ?? "waiting for a worker") : `${moment.nodes.size} branches so far`);
   fill(
     box,
-    el("h3", {}, "Answer"),
-    el("p", { class: answer === null ? "answer none" : "answer" }, answer ?? (ended ? STATUS[moment.status] : "…")),
+    el("h3", {}, "Answer", sure === null ? null : el("span", { class: "sure" }, "confidence ", el("span", { class: "chip", style: { "--s": findSupport(job) } }, score(sure)))),
+    el("p", { class: answer === null ? "answer none" : "answer", "data-trust": trust }, answer ?? (ended ? STATUS[moment.status] : "…")),
     el("p", { class: error ? "facts error" : "facts" }, facts.join(" · ")),
     best ? el("button", { type: "button", class: "link", click: () => onPick(best.id) }, `step ${best.id}`) : null,
   );

@@ -60,6 +60,16 @@ export function question(spec) {
   return spec.problem ?? spec.messages.findLast((message) => message.role === "user")?.content ?? "(no question)";
 }
 
+/** Returns the name that a job gave as its model, else its models. */
+export function modelOf(spec) {
+  return spec.name ?? (spec.models ? spec.models.map(({ model }) => model).join(" + ") : (spec.model ?? ""));
+}
+
+/** Returns a time as the date and the minute, in the reader's zone. */
+export function moment(time) {
+  return time === null || time === undefined ? "–" : new Date(time * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
+}
+
 /** Returns the parameters of a strategy: "n 16 · expansions 4 · abandon (below 0.3, every 256)". */
 export function parameters(strategy) {
   const named = Object.entries(strategy).filter(([name, value]) => name !== "name" && value !== null);

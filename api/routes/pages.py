@@ -1,21 +1,18 @@
 """Web pages: the dashboard at ``/`` (``api/dashboard``) and the API reference at ``/docs`` (``api/docs``).
 
-They contain no data and need no key. The dashboard asks for one if the service does, and then uses the same API as
-every other client.
+They contain no data and need no key, and their links are relative, so that they work below any path. The dashboard asks
+for a key if the service does, and then uses the same API as every other client.
 """
 
 from __future__ import annotations
 
 import mimetypes
-import re
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
 from api.http.middleware import PAGE_POLICY
-from api.http.state import ServiceState, State
 
 DASHBOARD = Path(__file__).parents[1] / "dashboard"
 DOCS = Path(__file__).parents[1] / "docs"
@@ -31,8 +28,8 @@ router = APIRouter(include_in_schema=False)
 
 @router.head("/")
 @router.get("/")
-async def dashboard_page(request: Request, state: State) -> Response:
-    return await _send_page(_dashboard_files, DASHBOARD, request, state)
+async def dashboard_page(request: Request) -> Response:
+    return await _send_file(_dashboard_files, "index.html", request)
 
 
 @router.head("/dashboard/{path:path}")
@@ -43,8 +40,8 @@ async def dashboard_file(path: str, request: Request) -> Response:
 
 @router.head("/docs")
 @router.get("/docs")
-async def docs_page(request: Request, state: State) -> Response:
-    response = await _send_page(_docs_files, DOCS, request, state)
+async def docs_page(request: Request) -> Response:
+    response = await _send_file(_docs_files, "index.html", request)
     response.headers["Content-Security-Policy"] = _DOCS_POLICY
     return response
 
@@ -53,16 +50,6 @@ async def docs_page(request: Request, state: State) -> Response:
 @router.get("/docs/{path:path}")
 async def docs_file(path: str, request: Request) -> Response:
     return await _send_file(_docs_files, path, request)
-
-
-async def _send_page(files: StaticFiles, folder: Path, request: Request, state: ServiceState) -> Response:
-    """Send the page of a folder, with the setting ``root_path`` before its links."""
-    root_path = state.settings.root_path
-    if not root_path:
-        return await _send_file(files, "index.html", request)
-    page = (folder / "index.html").read_text(encoding="utf-8")
-    page = re.sub(r'((?:src|href)=")/', rf"\g<1>{root_path}/", page)
-    return HTMLResponse(page, headers={"Cache-Control": "no-cache"})
 
 
 async def _send_file(files: StaticFiles, path: str, request: Request) -> Response:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx
 import pytest
@@ -49,8 +50,9 @@ async def test_every_kind_of_route_works_below_a_path(settings: Settings, root_p
             links = re.findall(r'(?:src|href)="([^"]+)"', (await client.get(prefix + page)).text)
             assert links
             for link in links:
-                assert link.startswith(f"{root}/")
-                assert (await client.get(prefix + link.removeprefix(root))).status_code == 200, link
+                address = urljoin(f"{root}{page}", link)
+                assert address.startswith(f"{root}/")
+                assert (await client.get(prefix + address.removeprefix(root))).status_code == 200, link
         if not is_stripped:
             moved = await client.get(root)
             assert (moved.status_code, moved.headers["location"]) == (308, f"{root}/")
