@@ -23,7 +23,7 @@ help:
 	@echo "make test-clients    run the ordinary examples of other people's clients (installs 600 MB into build/)"
 	@echo "make test-harnesses  the same with harnesses, LiteLLM's proxy, AIPerf and Phoenix (installs 3 GB into build/)"
 	@echo "make test-training   train for a step on exported rows with TRL, and take them as verl does (installs 1.5 GB into build/)"
-	@echo "make test-tools      run the tests of benchmarks and recipes"
+	@echo "make test-tools      run the tests of benchmarks, recipes and what is deployed"
 	@echo "make test-failed     run again, alone, what failed in the run before"
 	@echo "make check           check style, types and import contracts"
 	@echo "make docs            write the generated pages of docs/ and build the site into build/site"

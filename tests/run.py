@@ -56,7 +56,7 @@ class Section:
 
 # A pytest process imports all that it collects, for some seconds, so folders without selected tests are left out.
 WITH_SERVICES = ("chaos", "docs", "e2e")
-WITH_TOOLS = ("benchmarks", "recipes")
+WITH_TOOLS = ("benchmarks", "deploy", "recipes")
 ELSEWHERE = (*WITH_TOOLS, "fuzz", "vllm", "clients")
 """Folders of ``make test-tools``, ``make test-long``, ``make test-vllm`` and ``make test-clients``."""
 EVERYWHERE = "not long and not real and not vllm and not clients"

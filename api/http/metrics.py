@@ -32,10 +32,23 @@ _LABELLED_COUNTERS: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
 """Name, text, label, prefix of the store's counters, and values of the label."""
 
 
-def render_metrics(counts: dict[str, int], counters: dict[str, float], engines: Sequence[ReplicaHealth]) -> bytes:
-    """Return the text of ``/metrics`` from ``JobStore.stats`` and the health of the engines."""
+def render_metrics(
+    counts: dict[str, int],
+    counters: dict[str, float],
+    *,
+    engines: Sequence[ReplicaHealth],
+    queue_cap: int,
+    memory: tuple[int, int] | None,
+) -> bytes:
+    """Return the text of ``/metrics`` from ``JobStore.get_stats`` and ``get_memory``, and the health of the engines."""
+    metrics = (
+        *_job_metrics(counts, counters),
+        GaugeMetricFamily("reasoner_queue_cap", "Waiting jobs beyond which more are refused.", value=queue_cap),
+        *_broker_metrics(memory),
+        *_engine_metrics(counters, engines),
+    )
     registry = CollectorRegistry()
-    registry.register(_FixedCollector((*_job_metrics(counts, counters), *_engine_metrics(counters, engines))))
+    registry.register(_FixedCollector(metrics))
     return generate_latest(REGISTRY) + generate_latest(registry)
 
 
@@ -70,6 +83,13 @@ def _job_metrics(counts: dict[str, int], counters: dict[str, float]) -> Iterator
         yield histogram
 
 
+def _broker_metrics(memory: tuple[int, int] | None) -> Iterator[Metric]:
+    if memory is not None:
+        used, limit = memory
+        yield GaugeMetricFamily("reasoner_broker_memory_bytes", "Memory that Redis uses.", value=used)
+        yield GaugeMetricFamily("reasoner_broker_memory_limit_bytes", "Its maxmemory; 0 for none.", value=limit)
+
+
 def _engine_metrics(counters: dict[str, float], engines: Sequence[ReplicaHealth]) -> Iterator[Metric]:
     up = GaugeMetricFamily("reasoner_engine_up", "1 if the engine answers this process, else 0.", labels=["engine"])
     for engine in engines:
@@ -77,9 +97,11 @@ def _engine_metrics(counters: dict[str, float], engines: Sequence[ReplicaHealth]
     yield up
     for kind, text in (("requests", "Requests the engine answered."), ("failures", "Requests the engine failed.")):
         family = CounterMetricFamily(f"reasoner_engine_{kind}", f"{text} Counted as jobs end.", labels=["engine"])
-        for name, count in counters.items():
-            if name.startswith(f"engine:{kind}:"):
-                family.add_metric([name.removeprefix(f"engine:{kind}:")], count)
+        prefix = f"engine:{kind}:"
+        counted = {name.removeprefix(prefix): count for name, count in counters.items() if name.startswith(prefix)}
+        # Also zeros: the increase of a counter that begins with its first failure does not have it.
+        for name, count in (dict.fromkeys((engine.name for engine in engines), 0.0) | counted).items():
+            family.add_metric([name], count)
         yield family
 
 

@@ -109,10 +109,15 @@ async def readyz(state: State) -> Response:
 @router.get("/metrics", response_class=PlainTextResponse, summary="Prometheus metrics")
 async def metrics(state: State, _: MetricsReader) -> Response:
     await state.catalog.refresh()
-    return Response(
-        render_metrics(*await state.store.get_stats(), state.catalog.engines()),
-        media_type="text/plain; version=0.0.4; charset=utf-8",
+    counts, counters = await state.store.get_stats()
+    text = render_metrics(
+        counts,
+        counters,
+        engines=state.catalog.engines(),
+        queue_cap=state.settings.queue_cap,
+        memory=await state.store.get_memory(),
     )
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _list_left_out(group: str) -> list[dict[str, str]]:

@@ -70,7 +70,7 @@ def create_pages() -> dict[str, str]:
 def _metrics() -> str:
     registry = CollectorRegistry()
     registry.register(EngineCollector(cast(Any, _IdleEngine())))
-    service = render_metrics({"queued": 0, DEAD: 0}, {}, [])
+    service = render_metrics({"queued": 0, DEAD: 0}, {}, engines=[], queue_cap=0, memory=(0, 0))
     return "\n".join(
         [
             "# Metrics\n",

@@ -77,6 +77,14 @@ class Reaping(RedisClient):
         except BrokerRefused:
             return None
 
+    async def get_memory(self) -> tuple[int, int] | None:
+        """Return the broker's memory in use and its limit in bytes, 0 for none; ``None`` if its user may not ask."""
+        try:
+            memory = await self.command("INFO", "memory")
+        except BrokerRefused:
+            return None
+        return int(memory["used_memory"]), int(memory["maxmemory"])
+
     async def increment_counters(self, counters: Mapping[str, int]) -> None:
         """Add to the counters of ``get_stats``."""
         for name, count in counters.items():
