@@ -63,26 +63,22 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         files = FileStore(store, settings.files_folder)
         health = Health()
         client = engine or connect(settings, health=health, reports_health=True)
+        live = LiveSettings(settings)
         reaper = Reaper(
             store,
             files,
             make_templates(make_celery(settings)),
             max_attempts=settings.max_attempts,
             retention=settings.retention_seconds,
+            get_weights=lambda: live.now.limits.weights,
         )
         catalog = ModelCatalog(client, health)
-        app.state.service = ServiceState(
-            LiveSettings(settings),
-            store,
-            files=files,
-            catalog=catalog,
-            reaper=reaper,
-            readiness=Readiness(client, catalog),
-        )
+        readiness = Readiness(client, catalog)
+        app.state.service = ServiceState(live, store, files=files, catalog=catalog, readiness=readiness)
         feeder = BatchFeeder(app.state.service)
         reaping = asyncio.create_task(reaper.run())
         feeding = asyncio.create_task(feeder.run())
-        watching = asyncio.create_task(EngineWatch(store, catalog.is_engine_available, reaper.wake).run())
+        watching = asyncio.create_task(EngineWatch(store, catalog.is_engine_available).run())
         try:
             async with _export_spans(settings, store):
                 yield

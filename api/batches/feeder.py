@@ -168,9 +168,7 @@ class BatchFeeder:
             tokens_left -= 0 if job.spec is None else job.spec["budget"]["tokens"] or 0
             if tokens_left < 0:
                 break  # there is no room for this one, nor for those behind it
-        batch, had_room = await self._batches.feed(batch, jobs, queue_cap=queue_cap, quota=quota)
-        self._state.reaper.wake()
-        return batch, had_room
+        return await self._batches.feed(batch, jobs, queue_cap=queue_cap, quota=quota)
 
     async def _read_line(self, batch: FileBatch, raw: RawLine) -> LineJob:
         """Return the job of a line, or the reason why it cannot become one."""

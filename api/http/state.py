@@ -10,7 +10,6 @@ from fastapi import Depends, Request
 
 from api.http.model_catalog import ModelCatalog
 from api.http.readiness import Readiness
-from workers.broker.reaper import Reaper
 from workers.config.reload import LiveSettings
 from workers.config.settings import Settings
 from workers.store.files import FileStore
@@ -23,7 +22,6 @@ class ServiceState:
     store: JobStore
     files: FileStore
     catalog: ModelCatalog
-    reaper: Reaper
     readiness: Readiness
     started_at: float = field(default_factory=time.time)
 

@@ -50,7 +50,6 @@ async def submit_job(
         form=form,
         quota=settings.limits.for_owner(principal.owner).quota,
     )
-    state.reaper.wake()
     log.info("job submitted" if is_new else "job submitted again", job=job["id"], key=principal.key_id)
     return job, is_new
 
@@ -150,7 +149,6 @@ async def submit_batch(
         idempotency=idempotency,
         quota=limits.quota,
     )
-    state.reaper.wake()
     log.info("batch submitted" if is_new else "batch submitted again", batch=batch["id"], key=principal.key_id)
     return batch, is_new
 

@@ -213,7 +213,6 @@ async def retry(job_id: JobId, state: State, principal: Writer) -> Response:
     check_word("model", spec.get("name") or spec["model"], principal)
     quota = settings.limits.for_owner(await state.store.get_owner(job_id)).quota
     job = await state.store.retry(job_id, queue_cap=settings.queue_cap, quota=quota)
-    state.reaper.wake()
     return JSONResponse(job, 202)
 
 

@@ -17,11 +17,12 @@ from reasoner.jobs.journal import Journal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
+from workers.broker import reaper
 from workers.config.settings import Settings
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
-from workers.store.reaping import Reaping, WakeupTemplates
+from workers.store.reaping import Reaping
 
 JOB_SECONDS = 1.0
 """The time limit of a job, since a generated one may be large and its result does not matter."""
@@ -47,10 +48,8 @@ def served(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
 
         reap, leases, working = Reaping.reap, Leases(store, 60), set[asyncio.Task[None]]()
 
-        async def reap_and_work(
-            reaping: Reaping, max_attempts: int, templates: WakeupTemplates | None = None
-        ) -> list[tuple[str, str]]:
-            due = await reap(reaping, max_attempts, templates)
+        async def reap_and_work(reaping: Reaping, max_attempts: int, *_: object) -> list[tuple[str, str]]:
+            due = await reap(reaping, max_attempts)
             for job_id, _ in due:
                 work = execute(
                     job_id,
@@ -67,6 +66,7 @@ def served(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
             return due
 
         monkeypatch.setattr(Reaping, "reap", reap_and_work)
+        monkeypatch.setattr(reaper, "SWEEP_INTERVAL_SECONDS", 0.02)
         try:
             await server.serve()
         finally:

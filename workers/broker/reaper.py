@@ -1,7 +1,7 @@
-"""The reaper: sends wake-ups for due jobs and deletes expired jobs and files.
+"""The reaper: sends the wake-ups that are missing and deletes expired jobs and files.
 
-It runs in each API process and is the only sender of messages. A new job, one whose message was lost and one whose
-worker died are the same case: their time in ``reasoner:due`` has come.
+It runs in each API process. A job that becomes ready sends its wake-up in the same script. The reaper sends those of
+jobs whose delay is over or whose worker died, and replaces lost ones.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -25,40 +26,42 @@ log = structlog.get_logger("reasoner.reaper")
 
 
 class Reaper:
-    """Sweeps in an interval until ``stop``, and at once after ``wake``, which announces a new job."""
+    """Sweeps in an interval until ``stop``."""
 
     def __init__(
-        self, store: JobStore, files: FileStore, templates: WakeupTemplates, *, max_attempts: int, retention: float
+        self,
+        store: JobStore,
+        files: FileStore,
+        templates: WakeupTemplates,
+        *,
+        max_attempts: int,
+        retention: float,
+        get_weights: Callable[[], Mapping[str, float]] = lambda: {"": 1.0},
     ) -> None:
-        """``templates``: of the messages that it sends. ``retention``: seconds for which an ended job is kept."""
+        """``templates``: of the messages. ``retention``: seconds for which an ended job is kept. ``get_weights``:
+        returns those of owners, that of all others with the empty name.
+        """
         self._store = store
         self._files = files
         self._templates = templates
         self._max_attempts = max_attempts
         self._retention = retention
+        self._get_weights = get_weights
         self._outage = ""
-        self._swept_at = float("-inf")
         self._is_policy_checked = False
-        self._nudged = asyncio.Event()
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._cleaned_up_at = float("-inf")
-
-    def wake(self) -> None:
-        self._nudged.set()
 
     def stop(self) -> None:
         """End ``run`` after the present sweep, so that no job is left between its claim and its wake-up."""
-        self._stopping = True
-        self._nudged.set()
+        self._stopping.set()
 
     async def run(self) -> None:
-        while not self._stopping:
+        while not self._stopping.is_set():
             await self.sweep_and_report()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SWEEP_INTERVAL_SECONDS):
-                    await self._nudged.wait()
-            if not self._stopping:
-                self._nudged.clear()
+                    await self._stopping.wait()
 
     async def sweep_and_report(self) -> None:
         """Sweep once. Log what prevents it instead of raising it, since jobs depend on further sweeps."""
@@ -73,13 +76,11 @@ class Reaper:
             self._log_outage("")
 
     async def sweep(self) -> int:
-        """Send the wake-ups that are due; in each interval also delete what has expired. Return their number."""
-        due = await self._store.reap(self._max_attempts, self._templates)
+        """Send the wake-ups that are missing, and delete what has expired. Return the number of wake-ups."""
+        due = await self._store.reap(self._max_attempts, self._templates, self._get_weights())
+        await self._store.expire(self._retention)
+        await self._files.expire()
         now = time.monotonic()
-        if now - self._swept_at > SWEEP_INTERVAL_SECONDS / 2:  # not after each of many new jobs
-            self._swept_at = now
-            await self._store.expire(self._retention)
-            await self._files.expire()
         if now - self._cleaned_up_at > CLEANUP_INTERVAL_SECONDS:
             self._cleaned_up_at = now
             await self._files.remove_leftovers()

@@ -53,6 +53,9 @@ class Limits(BaseModel):
     burst: Count | None = Field(
         None, description="The capacity of the token bucket; by default the requests of one second."
     )
+    weight: Annotated[float, Field(ge=0.001, le=1000)] = Field(
+        1.0, description="The share of the owner's jobs in a queue where others wait, too, relative to that of others."
+    )
     streams: Count = Field(
         500, description="The maximum number of open requests of one key in one API process, streams included."
     )
@@ -101,6 +104,11 @@ class LimitsTable(Limits):
                 known = ", ".join(Limits.model_fields)
                 raise ValueError(f"there is no limit {name!r}; known are {known}, and [limits.OWNER] for one owner's")
         return table
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights by owner; that of owners without a table has the empty name."""
+        return {"": self.weight} | {owner: self.for_owner(owner).weight for owner in self.__pydantic_extra__}
 
     def for_owner(self, owner: str) -> Limits:
         """Return the limits of one owner."""

@@ -26,13 +26,11 @@ class EngineWatch:
         self,
         store: JobStore,
         is_engine_up: Callable[[], Awaitable[bool]],
-        on_wake: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``is_engine_up``: probes the engines. ``on_wake``: called after jobs have become due."""
+        """``is_engine_up``: probes the engines."""
         self._store = store
         self._is_engine_up = is_engine_up
-        self._on_wake = on_wake
         self._clock = clock
         self._was_away = False
         self._woke_at = float("-inf")
@@ -65,5 +63,4 @@ class EngineWatch:
         woken = await self._store.wake_jobs_waiting_for_engine()
         if woken:
             log.info("an engine answers: jobs go on", jobs=woken)
-            self._on_wake()
         return woken

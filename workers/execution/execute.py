@@ -70,15 +70,16 @@ async def execute(
     max_attempts: int,
     engine_wait: float | None = None,
 ) -> None:
-    """Run a job, if it can be claimed. No failure of the job raises.
+    """Run the job whose turn it is, woken by the message of a job of the same queue. No failure of the job raises.
 
     ``shutting_down``: hands the job back as soon as it is set. ``engine_wait``: the seconds for which a job that names
     none waits for an engine that does nothing for it; by default without end.
     """
     worker = f"{socket.gethostname()}:{os.getpid()}"
-    claim = await store.claim(job_id, lease=leases.lease, max_attempts=max_attempts, worker=worker)
+    claim = await store.claim(job_id, lease=leases.lease, max_attempts=max_attempts, worker=worker, by_turn=True)
     if claim is None:
         return
+    job_id = claim.job_id
     # All log events of the job, also those of the search, carry its id and that of the request that submitted it.
     attributes: dict[str, tracing.Attribute] = {
         tracing.JOB_ID: job_id,

@@ -68,12 +68,18 @@ def list_beats(claims: Sequence[Claim]) -> list[str | int]:
 class Claims(RedisClient):
     """The operations of workers."""
 
-    async def claim(self, job_id: str, *, lease: float, max_attempts: int, worker: str) -> Claim | None:
-        """Take a job over. Return ``None`` when there is nothing to do: it has ended, or another worker runs it."""
-        outcome, *claim = await self.script("claim", job_id, round(lease * 1000), max_attempts, worker)
+    async def claim(
+        self, job_id: str, *, lease: float, max_attempts: int, worker: str, by_turn: bool = False
+    ) -> Claim | None:
+        """Take a job over. Return ``None`` when there is nothing to do: it has ended, or another worker runs it.
+
+        ``by_turn``: take the job whose turn it is in the queue of ``job_id``, whose message is a free worker's; or that
+        job itself, if its worker is lost.
+        """
+        outcome, *claim = await self.script("claim", job_id, round(lease * 1000), max_attempts, worker, int(by_turn))
         if outcome != "claimed":
             return None
-        token, attempt, owner, spec, origin, has_journal, granted, share_state = claim
+        job_id, token, attempt, owner, spec, origin, has_journal, granted, share_state = claim
         share = None if granted is None else StoredGrants(int(granted), share_state == "closed")
         return Claim(
             job_id,

@@ -9,11 +9,12 @@ from typing import Final
 from reasoner.jobs.job import TERMINAL_STATUSES
 from workers.store.broker_errors import BrokerRefused, read_eviction_policy
 from workers.store.redis_client import RedisClient
+from workers.store.serialization import to_json
 
 DEAD: Final = "dead"
 """Filter of job lists besides the statuses: failed jobs that repeatedly lost their worker without progress."""
 RESEND_SECONDS = 5.0
-"""The interval after which the wake-up of a job that nobody has claimed is sent again."""
+"""The interval after which the wake-up of a lost job or webhook that nobody has claimed is sent again."""
 JOB_PLACEHOLDER: Final = "JOB-ID"
 """Stands for a job's id in a ``WakeupTemplates``."""
 TAG_PLACEHOLDER: Final = "DELIVERY-TAG"
@@ -33,13 +34,21 @@ class WakeupTemplates:
 class Reaping(RedisClient):
     """The operations of the reaper, of the engine watch and of the metrics."""
 
-    async def reap(self, max_attempts: int, templates: WakeupTemplates | None = None) -> list[tuple[str, str]]:
-        """Return the jobs that need a wake-up now, each with its queue.
+    async def reap(
+        self,
+        max_attempts: int,
+        templates: WakeupTemplates | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> list[tuple[str, str]]:
+        """Send the wake-ups that are missing now. Return their jobs, each with its queue.
 
-        ``templates``: of the messages, which are put into the queues in the same step; ``None`` sends none.
+        ``templates``: of the messages, which the store keeps for those of new jobs. ``weights``: of owners in the order
+        of jobs, that of all others with the empty name; kept likewise.
         """
         messages = ("", "") if templates is None else (templates.run, templates.webhook)
-        rows = await self.script("reap", _MAX_REAPED, round(RESEND_SECONDS * 1000), max_attempts, *messages)
+        owners = "" if weights is None else to_json({owner: {"weight": weight} for owner, weight in weights.items()})
+        resend = round(RESEND_SECONDS * 1000)
+        rows = await self.script("reap", _MAX_REAPED, resend, max_attempts, *messages, owners)
         return [(job_id, queue) for job_id, queue in rows]
 
     async def has_jobs_waiting_for_engine(self) -> bool:

@@ -264,6 +264,8 @@ def test_limits_are_read_from_the_file_and_passed_on_to_the_roles(
         ("[limits.ann]\ntoken = 5", "unknown setting 'token'; known settings: burst"),
         ("[limits]\nn = 0", "greater than or equal to 1"),
         ("[limits.ann]\nseconds = -1", "limits.ann.seconds"),
+        ("[limits.ann]\nweight = 0", "limits.ann.weight: Input should be greater than or equal to 0.001"),
+        ("[limits]\nweight = -1", "limits.weight: Input should be greater than or equal to 0.001"),
         ("limits = 5", "limits"),
     ],
 )

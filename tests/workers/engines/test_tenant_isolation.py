@@ -23,6 +23,7 @@ from tests.engine.remote.test_openai_compatible import chunks, collect, piece, s
 from tests.scripted import ScriptedEngine
 from tests.specs import build_spec
 from tests.strategies import WRITING
+from tests.workers.store.helpers import end_delay
 from workers.engines.tenant_isolation import TenantEngine, owner_salt
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
@@ -46,6 +47,8 @@ async def submit(store: JobStore, owner: str, job: dict[str, Any]) -> str:
 
 
 async def wake(store: JobStore, job_id: str, engine: EngineClient) -> dict[str, Any]:
+    await end_delay(store, job_id)
+    await end_delay(store, job_id)
     await execute(
         job_id,
         store=store,

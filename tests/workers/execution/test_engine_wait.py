@@ -16,6 +16,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome
 from tests.scripted import ScriptedEngine
 from tests.specs import build_spec
+from tests.workers.store.helpers import end_delay
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
@@ -50,6 +51,7 @@ async def attempt(
             await journal.append(new)
         raise error or EngineUnavailable(WORDS)
 
+    await end_delay(store, job_id)
     await execute(
         job_id,
         store=store,

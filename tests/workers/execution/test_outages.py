@@ -34,6 +34,7 @@ def pass_time(url: str, seconds: float, *, looked: bool) -> None:
                 client.zincrby(index, -ms, job_id)
         for job_id in client.zrange("reasoner:jobs:in_progress", 0, -1):
             client.hincrby(f"reasoner:job:{job_id}", "lease", -ms)
+        client.hincrby("reasoner:sent", "interactive:at", -ms)
         if not looked:
             client.decrby("reasoner:looked", ms)
 

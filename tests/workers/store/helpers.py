@@ -39,6 +39,18 @@ def expire(url: str, job_id: str) -> None:
         client.zadd("reasoner:due", {job_id: 1})
 
 
+def age_messages(url: str) -> None:
+    """Let so much time pass that messages which have left the queue, and whose worker has claimed nothing, are lost."""
+    with redis.Redis.from_url(url) as client:
+        client.hset("reasoner:sent", mapping={"interactive:at": 1, "batch:at": 1})
+
+
+async def end_delay(store: JobStore, job_id: str) -> None:
+    """Make a released job ready, as if its delay were over."""
+    if await store.command("ZADD", "reasoner:due", "XX", "CH", 1, job_id):
+        await store.reap(1000)
+
+
 async def claim_again(store: JobStore, url: str, job_id: str) -> Claim:
     """Claim the job for the next worker; the previous one, if any, counts as dead."""
     expire(url, job_id)

@@ -10,8 +10,20 @@ import redis
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import JobError
 from reasoner.jobs.journal import Entry
-from tests.workers.store.helpers import RESULT, SPEC, claim, claim_again, entry, expire, solution, submit, types
+from tests.workers.store.helpers import (
+    RESULT,
+    SPEC,
+    age_messages,
+    claim,
+    claim_again,
+    entry,
+    expire,
+    solution,
+    submit,
+    types,
+)
 from workers.store.jobs import IdempotencyConflict, JobActive, JobStore, NoSuchJob, QueueFull
+from workers.store.reaping import WakeupTemplates
 
 
 async def test_a_job_goes_from_submission_to_its_result(store: JobStore) -> None:
@@ -289,7 +301,10 @@ async def test_only_ended_jobs_are_deleted_and_nothing_of_them_remains(store: Jo
             await act(job_id)
     with redis.Redis.from_url(url) as client:
         assert not {key for key in client.keys("reasoner:*") if job_id.encode() in key}
-        assert {client.type(key) for key in client.keys("reasoner:*")} <= {b"string", b"hash"}  # counters
+        left = {
+            key for key in client.keys("reasoner:*") if not key.startswith(b"reasoner:shares")
+        }  # of owners, not of jobs
+        assert {client.type(key) for key in left} <= {b"string", b"hash"}  # counters
 
 
 async def test_pages_are_newest_first_and_complete(store: JobStore) -> None:
@@ -316,10 +331,14 @@ async def test_a_new_job_is_sent_once_and_again_only_if_its_message_is_lost(stor
         assert await store.reap(3) == [(job_id, "interactive")]
         assert await store.reap(3) == []  # just sent
         client.lpush("interactive", "a message")
-        client.zadd("reasoner:due", {job_id: 1})
-        assert await store.reap(3) == []  # waiting in the queue
+        for _ in range(3):
+            age_messages(url)
+            assert await store.reap(3) == []  # waiting in the queue
         client.delete("interactive")
-        client.zadd("reasoner:due", {job_id: 1})
+        age_messages(url)
+        assert await store.reap(3) == []  # it has just left the queue
+        assert await store.reap(3) == []
+        age_messages(url)
         assert await store.reap(3) == [(job_id, "interactive")]  # in no queue, and not claimed
 
 
@@ -327,15 +346,32 @@ async def test_a_message_taken_by_a_dead_worker_is_sent_again_while_others_are_q
     store: JobStore, url: str
 ) -> None:
     submitted = {await submit(store) for _ in range(3)}
-    jobs = [job_id for job_id, _ in await store.reap(3)]  # in the order of sending
-    assert set(jobs) == submitted
+    assert {job_id for job_id, _ in await store.reap(3)} == submitted
     with redis.Redis.from_url(url) as client:
-        for turn in range(2):
-            client.delete("interactive")
-            client.lpush("interactive", *["a message"] * 2)  # of three messages, the first has been taken
-            client.zadd("reasoner:due", dict.fromkeys(jobs, 1))
-            assert await store.reap(3) == [(jobs[turn], "interactive")]
-            # Its new message is now the last in the queue, and that of the next job the first.
+        client.lpush("interactive", *["a message"] * 2)  # of three messages, one has been taken
+        for _ in range(2):
+            age_messages(url)
+            num_sent = len(await store.reap(3))
+        assert num_sent == 1
+        client.lpush("interactive", "a message")
+        for _ in range(3):
+            age_messages(url)
+            assert await store.reap(3) == []
+
+
+async def test_a_queue_holds_no_more_messages_than_workers_take_between_two_sweeps(store: JobStore, url: str) -> None:
+    await store.reap(3, WakeupTemplates(run="JOB-ID", webhook="JOB-ID"))
+    for _ in range(2002):
+        await submit(store, queue_cap=10_000)
+    with redis.Redis.from_url(url) as client:
+        assert client.llen("interactive") == 2000
+        assert await store.reap(3) == []
+        client.rpop("interactive", 500)
+        for _ in range(2):  # those may be on their way to a claim
+            age_messages(url)
+            num_sent = len(await store.reap(3))
+        assert num_sent == 500
+        assert client.llen("interactive") == 2000
 
 
 async def test_the_job_of_a_silent_worker_is_woken_and_that_of_a_live_one_is_not(store: JobStore, url: str) -> None:

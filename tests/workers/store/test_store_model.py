@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -28,12 +28,16 @@ RESULT = JobResult(answer=None, text=None, confidence=None, finish_reason="no_an
 MAX_ATTEMPTS = 2
 Seldom = st.sampled_from([False, False, False, True])
 Which = st.integers(0, 99)
+WEIGHTS = {"": 1.0, "ann": 2.0, "bob": 0.25}
+"""Powers of two: sums of their inverses are exact."""
 
 
 @dataclass
 class Known:
     """Expected state of one job."""
 
+    owner: str
+    n: int
     status: str = "queued"
     attempt: int = 0
     stalled: int = 0
@@ -55,6 +59,44 @@ class Known:
         return self.status == "in_progress" and claim is self.claims[-1]
 
 
+class Order:
+    """Expected order of the jobs of one queue: start-time fair queueing."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.times: defaultdict[str, float] = defaultdict(float)
+        """The virtual times of the owners."""
+        self.ready: dict[str, list[tuple[int, str]]] = {}
+        """The ready jobs of each owner, with their positions in the order of submission."""
+
+    def add(self, known: Known, job_id: str) -> None:
+        if known.owner not in self.ready:
+            self.times[known.owner] = max(self.time, self.times[known.owner])
+        self.ready.setdefault(known.owner, []).append((known.n, job_id))
+
+    def discard(self, known: Known, job_id: str) -> bool:
+        """Remove a job. Return True if it was there."""
+        jobs = self.ready.get(known.owner, [])
+        if (known.n, job_id) not in jobs:
+            return False
+        jobs.remove((known.n, job_id))
+        if not jobs:
+            del self.ready[known.owner]
+        return True
+
+    def start(self, known: Known, job_id: str) -> None:
+        if self.discard(known, job_id):
+            self.times[known.owner] += 1 / WEIGHTS.get(known.owner, WEIGHTS[""])
+
+    def choose(self) -> str | None:
+        """Return the job whose turn it is."""
+        if not self.ready:
+            return None
+        owner = min(self.ready, key=lambda owner: (self.times[owner], owner))
+        self.time = self.times[owner]
+        return min(self.ready[owner])[1]
+
+
 class Jobs(RuleBasedStateMachine):
     url = ""
     seen: ClassVar[Counter[str]] = Counter()
@@ -67,6 +109,9 @@ class Jobs(RuleBasedStateMachine):
         self.redis.flushall()
         self.store = JobStore(self.url)
         self.known: dict[str, Known] = {}
+        self.order = Order()
+        self.num_submitted = 0
+        self.runner.run(self.store.reap(MAX_ATTEMPTS, weights=WEIGHTS))
         self.away = False
 
     def teardown(self) -> None:
@@ -87,20 +132,44 @@ class Jobs(RuleBasedStateMachine):
             return None
         return claims[which % len(claims)] if stale else claims[-1]
 
-    @precondition(lambda self: sum(not known.ended for known in self.known.values()) < 2)
-    @rule()
-    def submit(self) -> None:
-        job, created = self.runner.run(self.store.submit(SPEC, owner="local", queue_cap=100))
+    @precondition(lambda self: sum(not known.ended for known in self.known.values()) < 4)
+    @rule(owner=st.sampled_from(["ann", "bob", "cem"]))
+    def submit(self, owner: str) -> None:
+        job, created = self.runner.run(self.store.submit(SPEC, owner=owner, queue_cap=100))
         assert created
-        self.known[job["id"]] = Known()
+        self.num_submitted += 1
+        known = self.known[job["id"]] = Known(owner, self.num_submitted)
+        self.order.add(known, job["id"])
 
     @precondition(lambda self: self.known)
     @rule(which=Which)
     def claim(self, which: int) -> None:
+        """A worker takes this job."""
         job_id = self.pick(which)
-        known = self.known[job_id]
         self.look()
         held = self.runner.run(self.store.claim(job_id, lease=60, max_attempts=MAX_ATTEMPTS, worker="w"))
+        self.check_claim(job_id, held)
+
+    @precondition(lambda self: self.known)
+    @rule(which=Which)
+    def claim_by_turn(self, which: int) -> None:
+        """A worker gets the message of this job."""
+        job_id: str | None = self.pick(which)
+        assert job_id is not None
+        self.look()
+        held = self.runner.run(self.store.claim(job_id, lease=60, max_attempts=MAX_ATTEMPTS, worker="w", by_turn=True))
+        known = self.known[job_id]
+        if known.status != "in_progress" or known.live:
+            job_id = self.order.choose()
+            self.seen["turns of others"] += job_id is not None and known is not self.known[job_id]
+        if job_id is None:
+            assert held is None
+        else:
+            self.check_claim(job_id, held)
+
+    def check_claim(self, job_id: str, held: Claim | None) -> None:
+        """Compare the outcome of an attempt to claim a job with the expected one."""
+        known = self.known[job_id]
         if known.ended or known.live:
             assert held is None
             self.seen["refused claims"] += 1
@@ -112,12 +181,13 @@ class Jobs(RuleBasedStateMachine):
             known.status = "failed"
             self.seen["poison"] += 1
         else:
+            self.order.start(known, job_id)
             known.status, known.live, known.graced = "in_progress", True, False
             known.attempt += 1
             known.stalled += 1
             has_journal = bool(known.spent)
             assert held == Claim(
-                job_id, len(known.claims) + 1, known.attempt, "local", SPEC, 60, has_journal=has_journal
+                job_id, len(known.claims) + 1, known.attempt, known.owner, SPEC, 60, has_journal=has_journal
             )
             known.claims.append(held)
 
@@ -213,6 +283,7 @@ class Jobs(RuleBasedStateMachine):
         assert self.runner.run(self.store.retry(job_id, queue_cap=100))["error"] is None
         known.status, known.attempt, known.stalled, known.cancelled = "queued", 0, 0, False
         known.retries += 1
+        self.order.add(known, job_id)
         self.seen["retries"] += 1
 
     @precondition(lambda self: self.known)
@@ -226,6 +297,7 @@ class Jobs(RuleBasedStateMachine):
             self.runner.run(self.store.cancel(job_id))
             if known.status == "queued":
                 known.status = "cancelled"
+                self.order.discard(known, job_id)
             elif known.status == "in_progress":
                 known.cancelled = True
         elif how == "delete" and known.ended:
@@ -240,6 +312,8 @@ class Jobs(RuleBasedStateMachine):
                     if not known.cancelled:
                         known.attempt, known.stalled = known.attempt - 1, max(0, known.stalled - 1)
                     known.status, known.live = ("cancelled" if known.cancelled else "queued"), False
+                    if not known.cancelled:
+                        self.order.add(known, job_id)
             else:
                 assert self.runner.run(self.store.finish(claim, "completed", result=RESULT)) == owned
                 if owned:
@@ -266,8 +340,20 @@ class Jobs(RuleBasedStateMachine):
 
     @invariant()
     def unfinished_jobs_are_never_forgotten(self) -> None:
-        unfinished = {job_id for job_id, known in self.known.items() if not known.ended}
-        assert set(self.redis.zrange("reasoner:due", 0, -1)) == unfinished
+        running = {job_id for job_id, known in self.known.items() if known.status == "in_progress"}
+        assert set(self.redis.zrange("reasoner:due", 0, -1)) == running
+        ready = {
+            owner: self.redis.zrange(f"reasoner:ready:interactive:{owner}", 0, -1) for owner in ("ann", "bob", "cem")
+        }
+        expected = {owner: [job_id for _, job_id in sorted(jobs)] for owner, jobs in self.order.ready.items()}
+        assert {owner: jobs for owner, jobs in ready.items() if jobs} == expected
+        queued = {job_id for job_id, known in self.known.items() if known.status == "queued"}
+        assert {job_id for jobs in ready.values() for job_id in jobs} == queued
+
+    @invariant()
+    def owners_with_ready_jobs_have_their_virtual_times(self) -> None:
+        times = dict(self.redis.zrange("reasoner:shares:interactive", 0, -1, withscores=True))
+        assert times == {owner: self.order.times[owner] for owner in self.order.ready}
 
     @invariant()
     def every_job_is_in_the_list_of_its_status_and_in_no_other(self) -> None:
@@ -281,6 +367,7 @@ class Jobs(RuleBasedStateMachine):
 
 
 ARGUMENTS: dict[str, Callable[[random.Random], Any]] = {
+    "owner": lambda rng: rng.choice(["ann", "bob", "cem"]),
     "which": lambda rng: rng.randrange(100),
     "stale": lambda rng: rng.random() < 0.25,
     "keys": lambda rng: rng.choices(range(10), k=rng.randrange(5)),
@@ -319,4 +406,4 @@ def test_random_histories_reach_every_interesting_state(url: str) -> None:
             for check in state.invariants:
                 check.function(machine)
         machine.teardown()
-    assert len(+Jobs.seen) == 10, Jobs.seen
+    assert len(+Jobs.seen) == 11, Jobs.seen

@@ -1,29 +1,58 @@
--- Claim a job for a worker. The returned token fences off all earlier workers.
-local id, lease, max_attempts, worker = unpack(ARGV)
-local job = job_key(id)
+-- Claim a job for a worker. If `by_turn` is 1, a message of the job has woken the worker: it gets the job if another one
+-- has lost it, and else the one whose turn it is in the same queue. The returned token fences off all earlier workers.
+local id, lease, max_attempts, worker, by_turn = unpack(ARGV)
 local now = now_ms()
 detect_outage(now)
-local status, expires, stalled, cancel, waiting, share = unpack(
-  redis.call('HMGET', job, 'status', 'lease', 'stalled', 'cancel', 'waiting', 'share'))
 
-if not status then
-  return { 'gone' }
-elseif status == 'in_progress' and number(expires) > now then
-  return { 'held' }
-elseif status ~= 'queued' and status ~= 'in_progress' then
-  return { 'ended' }
-elseif share == 'waiting' then
-  return { 'waiting' } -- until a grant from its batch wakes it
-elseif cancel then
-  finish_cancelled(id)
-  return { 'ended' }
-elseif number(stalled) >= tonumber(max_attempts) then
-  fail_poison_job(id, number(stalled))
+-- Return true if a job may start; otherwise end it.
+local function may_start(candidate)
+  local cancel, stalled = unpack(redis.call('HMGET', job_key(candidate), 'cancel', 'stalled'))
+  if cancel then
+    finish_cancelled(candidate)
+  elseif number(stalled) >= tonumber(max_attempts) then
+    fail_poison_job(candidate, number(stalled))
+  else
+    return true
+  end
+end
+
+-- Return why a job cannot be claimed, or nothing.
+local function find_obstacle(candidate)
+  local status, expires, share = unpack(redis.call('HMGET', job_key(candidate), 'status', 'lease', 'share'))
+  if not status then
+    return 'gone'
+  elseif status == 'in_progress' and number(expires) > now then
+    return 'held'
+  elseif status ~= 'queued' and status ~= 'in_progress' then
+    return 'ended'
+  elseif share == 'waiting' then
+    return 'waiting' -- until a grant from its batch wakes it
+  end
+end
+
+local queue, status = unpack(redis.call('HMGET', job_key(id), 'priority', 'status'))
+local obstacle = find_obstacle(id)
+if by_turn == '1' and queue then
+  redis.call('HINCRBY', SENT, queue .. ':claimed', 1)
+  if obstacle or status == 'queued' then
+    repeat
+      id = find_next(queue)
+    until not id or may_start(id)
+    obstacle = not id and 'none' or nil
+  end
+end
+if obstacle then
+  return { obstacle }
+elseif not may_start(id) then
   return { 'ended' }
 end
-if status == 'in_progress' then
+
+local job = job_key(id)
+local before, waiting, share = unpack(redis.call('HMGET', job, 'status', 'waiting', 'share'))
+if before == 'in_progress' then
   redis.call('HINCRBY', STATS, 'lease_reclaims', 1)
 end
+charge_start(id)
 local attempt = begin_attempt(id)
 local token = redis.call('HINCRBY', job, 'token', 1)
 local first = redis.call('HSETNX', job, 'started', seconds(now)) == 1
@@ -38,4 +67,4 @@ if not waiting then
   append(id, first and 'job.started' or 'job.resumed', '{"attempt":' .. attempt .. '}')
 end
 local owner, spec, origin, granted = unpack(redis.call('HMGET', job, 'owner', 'spec', 'origin', 'granted'))
-return { 'claimed', token, attempt, owner, spec, origin, redis.call('EXISTS', job .. ':keys'), granted, share }
+return { 'claimed', id, token, attempt, owner, spec, origin, redis.call('EXISTS', job .. ':keys'), granted, share }

@@ -14,11 +14,20 @@
 --   reasoner:jobs:dead       likewise: failed jobs that lost their worker too often
 --   reasoner:jobs:ended      sorted set of ids of ended jobs by the time (ms) of their end
 --   reasoner:jobs:of:OWNER, :of:OWNER:*   the same of one owner
---   reasoner:due             sorted set of unfinished ids by the time (ms) at which the reaper must check them
+--   reasoner:due             sorted set of ids by the time (ms) at which the reaper must check them: the ends of the leases
+--                            of running jobs, and of released ones' delays
+--   reasoner:ready:QUEUE:OWNER   sorted set of an owner's queued jobs that can start now, by order of submission
+--   reasoner:shares:QUEUE    sorted set of the owners of such jobs by their virtual time: who has the least is next
+--   reasoner:shares:QUEUE:idle   likewise other owners whose virtual time is ahead of that of the queue
+--   reasoner:shares          hash: the virtual time of each queue
+--   reasoner:owners          hash: what the settings say about the order of each owner's jobs (JSON); '' for all others
+--   reasoner:owners:text     the settings from which that hash was made
 --   reasoner:webhooks        likewise for ids of ended jobs whose webhook is pending; their hashes have webhook (its
 --                            address) and webhook:state, :attempt, :token, :at (not before), :seq (of the end), :error
 --   reasoner:waiting         set of ids: jobs that were released because no engine answered, until one does
---   reasoner:sent            hash: the number of messages sent to each queue so far
+--   reasoner:sent            hash: the number of messages sent to each queue so far, QUEUE:claimed (those whose worker has
+--                            claimed a job, and the lost ones), QUEUE:gone (those that had left the queue at QUEUE:at, ms)
+--   reasoner:wakeups         hash: the messages of Celery's that wake a job (run) and its webhook, with placeholders
 --   reasoner:idempotency:*   hash: job and digest of the body, for a day
 --   reasoner:quota:OWNER:DAY   tokens spent by the owner's jobs of that day (since the epoch), plus those reserved by
 --                            unfinished ones: the hash of a job or a batch has its quota, and the amount reserved there
@@ -55,6 +64,8 @@
 local JOBS, DUE, WEBHOOKS, SENT, STATS = 'reasoner:jobs', 'reasoner:due', 'reasoner:webhooks', 'reasoner:sent', 'reasoner:stats'
 local LOOKED = 'reasoner:looked'
 local WAITING = 'reasoner:waiting'
+local SHARES, OWNERS, WAKEUPS = 'reasoner:shares', 'reasoner:owners', 'reasoner:wakeups'
+local MAX_WAKEUPS = 2000 -- in a queue, for any number of ready jobs: more than workers take between two sweeps
 local FILES = 'reasoner:files'
 local SPANS = 'reasoner:spans'
 local OPEN_BATCHES, ENDED_BATCHES = 'reasoner:batches:open', 'reasoner:batches:ended'
@@ -134,6 +145,100 @@ end
 
 local function schedule_check(id, time)
   redis.call('ZADD', DUE, ms(time), id)
+end
+
+-- Put a message into a queue, behind the others (LPUSH) or in front of them (RPUSH). Before a reaper has said what the
+-- messages are, only count it.
+local function send_wakeup(queue, id, push)
+  local sent = redis.call('HINCRBY', SENT, queue, 1)
+  local message = redis.call('HGET', WAKEUPS, queue == 'webhooks' and 'webhook' or 'run')
+  if message then
+    message = string.gsub(string.gsub(message, 'JOB%-ID', id), 'DELIVERY%-TAG', id .. ':' .. sent)
+    redis.call(push, queue, message)
+  end
+  return sent
+end
+
+-- The jobs of a queue start in the order of start-time fair queueing (Goyal, Vin and Cheng 1996): each start moves the
+-- virtual time of its owner forward by 1 / weight, and the owner with the least is next. An owner who comes back after
+-- a pause does so at the virtual time of the queue, or at its own if that is ahead.
+-- A message wakes a worker, and only its claim decides which job starts. So the order is that of the moment in which a
+-- slot is free, whatever is in Celery's list, and the list need not hold a message for each of many jobs.
+
+local function ready_key(queue, owner)
+  return 'reasoner:ready:' .. queue .. ':' .. owner
+end
+
+local function shares_key(queue)
+  return SHARES .. ':' .. queue
+end
+
+local function exact(value)
+  return string.format('%.17g', value)
+end
+
+-- Return what the settings say about the order of an owner's jobs.
+local function owner_settings(owner)
+  local own, others = unpack(redis.call('HMGET', OWNERS, owner, ''))
+  return cjson.decode(own or others or '{"weight":1}')
+end
+
+-- Let an owner take part in the sharing of a queue.
+local function enter_shares(queue, owner)
+  local key = shares_key(queue)
+  local time = math.max(number(redis.call('HGET', SHARES, queue)), number(redis.call('ZSCORE', key .. ':idle', owner)))
+  redis.call('ZADD', key, 'NX', exact(time), owner)
+  redis.call('ZREM', key .. ':idle', owner)
+end
+
+local function leave_shares(queue, owner)
+  local key = shares_key(queue)
+  local time = redis.call('ZSCORE', key, owner)
+  if time then
+    redis.call('ZREM', key, owner)
+    redis.call('ZADD', key .. ':idle', time, owner)
+  end
+end
+
+-- Let a queued job start as soon as it is its owner's turn. Return true if a message for it was sent.
+local function make_ready(id)
+  local n, owner, queue = unpack(redis.call('HMGET', job_key(id), 'n', 'owner', 'priority'))
+  redis.call('ZREM', DUE, id)
+  redis.call('ZADD', ready_key(queue, owner), n, id)
+  enter_shares(queue, owner)
+  if redis.call('EXISTS', WAKEUPS) == 1 and redis.call('LLEN', queue) < MAX_WAKEUPS then
+    send_wakeup(queue, id, 'LPUSH')
+    return true
+  end
+end
+
+-- Keep a job from starting, since it starts or ends now.
+local function leave_ready(id)
+  local owner, queue = unpack(redis.call('HMGET', job_key(id), 'owner', 'priority'))
+  local ready = ready_key(queue, owner)
+  if redis.call('ZREM', ready, id) == 1 and redis.call('EXISTS', ready) == 0 then
+    leave_shares(queue, owner)
+  end
+end
+
+-- Return the job of a queue that starts next, or nothing.
+local function find_next(queue)
+  local key = shares_key(queue)
+  local owner, time = unpack(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES'))
+  if owner then
+    redis.call('HSET', SHARES, queue, time)
+    redis.call('ZREMRANGEBYSCORE', key .. ':idle', '-inf', time)
+    return redis.call('ZRANGE', ready_key(queue, owner), 0, 0)[1]
+  end
+end
+
+-- Charge the start of a ready job to its owner.
+local function charge_start(id)
+  local owner, queue = unpack(redis.call('HMGET', job_key(id), 'owner', 'priority'))
+  if redis.call('ZSCORE', ready_key(queue, owner), id) then
+    redis.call('ZINCRBY', shares_key(queue), exact(1 / owner_settings(owner).weight), owner)
+    leave_ready(id)
+  end
 end
 
 -- Count the start of an attempt.
@@ -242,7 +347,9 @@ local function distribute_pool(batch)
     end
     redis.call('ZREM', key .. ':waiting', id)
     redis.call('HSET', job_key(id), 'share', share)
-    schedule_check(id, now_ms())
+    if redis.call('HGET', job_key(id), 'status') == 'queued' then -- otherwise it asks just now
+      make_ready(id)
+    end
   end
 end
 
@@ -337,6 +444,7 @@ end
 -- wait for.
 local function finish(id, status, result, failure)
   local now = now_ms()
+  leave_ready(id)
   set_status(id, status)
   redis.call('HSET', job_key(id), 'finished', seconds(now), 'result', result, 'error', failure, 'lease', 0)
   redis.call('ZREM', DUE, id)
@@ -431,7 +539,7 @@ local function record(id, spec, priority, owner, origin, now)
     redis.call('HSET', job_key(id), 'webhook', webhook)
   end
   append(id, 'job.queued', '{}')
-  schedule_check(id, now)
+  make_ready(id)
 end
 
 -- Cancel a job. `best`: the result (JSON) of its journal so far.

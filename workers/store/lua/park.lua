@@ -22,7 +22,6 @@ if now_share ~= 'waiting' then
 end
 uncount_attempt(id)
 redis.call('HSET', job, 'lease', 0)
-redis.call('HDEL', job, 'sent')
 redis.call('ZREM', DUE, id)
 set_status(id, 'queued')
 append(id, 'job.queued', '{"reason":"batch","detail":"waits for its share of the batch\'s budget"}')

@@ -31,9 +31,12 @@ if is_away or reason == 'engine_busy' then
 end
 uncount_attempt(id)
 redis.call('HSET', job, 'lease', 0)
-redis.call('HDEL', job, 'sent')
 set_status(id, 'queued')
-schedule_check(id, now + delay)
+if number(delay) > 0 then
+  schedule_check(id, now + delay)
+else
+  make_ready(id)
+end
 if is_away or reason == 'engine_busy' then
   if is_away then
     redis.call('SADD', WAITING, id)

@@ -37,7 +37,7 @@ else
   end
 end
 redis.call('HSET', job, 'attempt', 0, 'stalled', 0)
-redis.call('HDEL', job, 'finished', 'result', 'error', 'cancel', 'best', 'sent')
+redis.call('HDEL', job, 'finished', 'result', 'error', 'cancel', 'best')
 forget_wait(id)
 set_in_list(id, ':dead')
 set_in_list(id, ':ended')
@@ -45,5 +45,5 @@ redis.call('ZREM', WEBHOOKS, id) -- cancels the delivery of that end
 redis.call('HDEL', job, 'webhook:state')
 set_status(id, 'queued')
 append(id, 'job.queued', '{"reason":"retry"}')
-schedule_check(id, now_ms())
+make_ready(id)
 return { 'ok' }

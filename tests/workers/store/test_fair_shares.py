@@ -1,0 +1,110 @@
+"""The order of the jobs of several owners: shares by weight, no owner waits for another's backlog."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+
+import fakeredis
+import pytest
+
+from tests.seeds import shift
+from tests.workers.store.helpers import SPEC, claim, submit
+from workers.broker.wakeups import make_celery, make_templates
+from workers.config.settings import load_settings
+from workers.store.claims import Claim
+from workers.store.jobs import JobStore
+from workers.store.redis_client import read_scripts
+
+
+async def start_next(store: JobStore, job_id: str) -> Claim | None:
+    """Claim as a worker does that has got the message of this job."""
+    return await store.claim(job_id, lease=60, max_attempts=3, worker="w", by_turn=True)
+
+
+async def start_jobs(store: JobStore, job_id: str, count: int) -> list[str]:
+    """Return the owners of the jobs that start next."""
+    claims = [await start_next(store, job_id) for _ in range(count)]
+    return [held.owner for held in claims if held is not None]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_started_jobs_are_shared_by_weight_at_any_time(seed: int) -> None:
+    """Check the bound of start-time fair queueing (its theorem 1) over every interval in which two owners wait."""
+    rng = random.Random(shift(seed))
+    weights = {f"owner{index}": rng.choice([0.1, 0.5, 1, 2, 3, 10]) for index in range(rng.randint(2, 5))}
+    server = fakeredis.FakeRedis(decode_responses=True)
+    scripts = {name: server.register_script(text) for name, text in read_scripts().items()}
+    settings = "{" + ",".join(f'"{owner}":{{"weight":{weight}}}' for owner, weight in weights.items()) + "}"
+    scripts["reap"](args=[0, 1000, 3, "", "", settings])
+    for owner in weights:
+        for index in range(150):
+            spec = '{"budget":{"tokens":60}}'
+            scripts["submit"](args=[f"{owner}-{index}", spec, "batch", owner, "", 10_000, "", "", "", ""])
+    started = []
+    for turn in range(150):
+        _, job_id, *_ = scripts["claim"](args=["owner0-0", 60_000, 3, "w", 1])
+        started.append(job_id.partition("-")[0])
+        assert job_id == f"{started[-1]}-{started.count(started[-1]) - 1}", "in order of submission"
+        if turn % 3:  # ends of jobs, and other scripts, change nothing
+            scripts["finish"](args=[job_id, 1, "completed", "null", "null"])
+    for first, last in itertools.combinations(range(0, 151, 10), 2):
+        counts = Counter(started[first:last])
+        for one, other in itertools.combinations(weights, 2):
+            distance = abs(counts[one] / weights[one] - counts[other] / weights[other])
+            assert distance <= (1 / weights[one] + 1 / weights[other]) * (1 + 1e-9)
+
+
+async def test_the_first_job_of_an_owner_starts_before_the_backlog_of_another(store: JobStore) -> None:
+    backlog = [await submit(store, owner="ann") for _ in range(30)]
+    assert await start_jobs(store, backlog[0], 5) == ["ann"] * 5
+    await submit(store, owner="bob")
+    assert await start_jobs(store, backlog[0], 3) == ["bob", "ann", "ann"]
+
+
+async def test_an_owner_gains_nothing_from_pauses_or_from_single_jobs(store: JobStore) -> None:
+    backlog = [await submit(store, owner="ann") for _ in range(30)]
+    await start_jobs(store, backlog[0], 10)
+    for _ in range(4):  # bob comes back as soon as his last job has started
+        await submit(store, owner="bob")
+        assert sorted(await start_jobs(store, backlog[0], 2)) == ["ann", "bob"]
+    await submit(store, owner="bob")
+    await submit(store, owner="bob")
+    assert Counter(await start_jobs(store, backlog[0], 4)) == {"ann": 2, "bob": 2}
+
+
+async def test_weights_follow_the_settings_and_hold_per_queue(store: JobStore) -> None:
+    spec = SPEC | {"priority": "batch"}
+    ids: dict[str, str] = {}
+    for _ in range(12):
+        for owner in ("ann", "bob"):
+            ids["interactive"] = await submit(store, owner=owner)
+            job, _ = await store.submit(spec, owner=owner, queue_cap=1000)
+            ids["batch"] = job["id"]
+    await store.reap(3, weights={"": 1.0, "ann": 3.0})
+    for queue in ("interactive", "batch"):
+        assert Counter(await start_jobs(store, ids[queue], 8)) == {"ann": 6, "bob": 2}
+    await store.reap(3, weights={"": 1.0})
+    assert Counter(await start_jobs(store, ids["batch"], 8)) == {"ann": 4, "bob": 4}
+
+
+async def test_a_message_of_a_job_that_has_started_or_ended_starts_another(store: JobStore) -> None:
+    first, second, third, last = [await submit(store) for _ in range(4)]
+    await claim(store, first)
+    await store.cancel(second)
+    for message, started in ((first, third), (second, last)):
+        held = await start_next(store, message)
+        assert held is not None
+        assert held.job_id == started
+    assert await start_next(store, first) is None
+
+
+async def test_a_new_job_has_a_message_before_the_next_sweep(store: JobStore, url: str) -> None:
+    await store.reap(3, make_templates(make_celery(load_settings(redis_url=url))))
+    job_id = await submit(store)
+    assert await store.command("LLEN", "interactive") == 1
+    held = await claim(store, job_id)
+    await store.release(held, reason="shutdown", detail="")
+    assert await store.command("LLEN", "interactive") == 2
+    assert await store.reap(3) == []
