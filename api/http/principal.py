@@ -39,7 +39,7 @@ LOCAL_PRINCIPAL: Final = Principal("local", "local", SCOPES)
 """The principal of all requests to a service that has no keys."""
 
 
-def require_scopes(
+async def require_scopes(
     request: Request, required: SecurityScopes, _: Annotated[object, Depends(_bearer)] = None
 ) -> Principal:
     """Return the principal that ``AuthenticationMiddleware`` found. Raises ``Problem`` if it lacks a scope."""

@@ -31,7 +31,7 @@ class ServiceState:
         return self.live.now
 
 
-def get_state(request: Request) -> ServiceState:
+async def get_state(request: Request) -> ServiceState:
     state: ServiceState = request.app.state.service
     return state
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from os import environ
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,21 @@ OURS, PLAIN = "ours", "Celery alone"
 _MODULES = {OURS: "api.roles.serve", PLAIN: "benchmarks.service.plain"}
 _PATIENCE = 120.0
 _PAUSE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLoad:
+    """A broker's work: requests that it read, bytes that it received and sent, and bytes of memory that stay in use."""
+
+    requests: float
+    bytes: float
+    kept: float
+
+    def __sub__(self, before: BrokerLoad) -> BrokerLoad:
+        return BrokerLoad(self.requests - before.requests, self.bytes - before.bytes, self.kept - before.kept)
+
+    def __truediv__(self, count: int) -> BrokerLoad:
+        return BrokerLoad(self.requests / count, self.bytes / count, self.kept / count)
 
 
 class Deployment:
@@ -107,6 +123,12 @@ class Deployment:
         """Return the numbers of branches, tokens and scores requested from the engine so far."""
         counts: dict[str, int] = self.engine.get("/asked").raise_for_status().json()
         return counts
+
+    def read_broker_load(self) -> BrokerLoad:
+        """Return the broker's work since its start."""
+        stats, memory = self.redis.info("stats"), self.redis.info("memory")
+        sent = stats["total_net_input_bytes"] + stats["total_net_output_bytes"]
+        return BrokerLoad(stats["total_reads_processed"], sent, memory["used_memory_dataset"])
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
         """Wait for a condition. Raises ``BenchError`` when a process ends, or after a timeout."""

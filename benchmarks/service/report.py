@@ -13,18 +13,20 @@ from benchmarks.service.on_engine import EnginePlan
 
 _METHOD = (
     "The engine has no model: it answers by a hash and sleeps for what a token takes, nothing in `submit` and in the "
-    "short jobs. `Celery alone` is what one would write without this service (benchmarks/service/plain.py): the whole "
-    "job as a Celery message, the same search in the task, its answer in Redis, and no journal, lease, event or bill; "
-    "it has the same broker and engine and as many threads. Both have one API process and one worker, and take turns. "
-    "Latencies are those of all rounds together, as one client sees them while the worker works; jobs per second are "
-    "from the first submission to the last end on the broker's clock, the median of the rounds. `overhead_fraction` is "
-    "the median time from submission to result over the median time of the same search in one process without a "
-    "broker, less one; both ways ask the engine for the same branches and scores and find the same. `errors` counts "
-    "refused submissions, streams that broke or have gaps, jobs that did not complete and errors in the logs, while "
-    "all jobs wait, all streams are open, and then one worker comes and does them. In the last case one worker runs "
-    "many searches at once, whose heartbeats and writes are looked at four times a second, and is then asked to stop: "
-    "`handed back` are those that wait again with no attempt used up. Memory is the proportional set size. A ratio "
-    "above 1 means that we are ahead."
+    "short jobs. `Celery alone` is what one would write without this service (benchmarks/service/plain.py): the whole"
+    " job as a Celery message, the same search in the task, its answer in Redis, and no journal, lease, event or "
+    "bill; it has the same broker and engine and as many threads. `broker` is what Redis reads from sockets (a "
+    "pipeline is one request), sends and receives, and keeps for each job. A batch of jobs is one request, while no "
+    "worker takes them. Both have one API process and one worker, and take turns. Latencies are those of all rounds "
+    "together, as one client sees them while the worker works; jobs per second are from the first submission to the "
+    "last end on the broker's clock, the median of the rounds. `overhead_fraction` is the median time from submission"
+    " to result over the median time of the same search in one process without a broker, less one; both ways ask the "
+    "engine for the same branches and scores and find the same. `errors` counts refused submissions, streams that "
+    "broke or have gaps, jobs that did not complete and errors in the logs, while all jobs wait, all streams are "
+    "open, and then one worker comes and does them. In the last case one worker runs many searches at once, whose "
+    "heartbeats and writes are looked at four times a second, and is then asked to stop: `handed back` are those that"
+    " wait again with no attempt used up. Memory is the proportional set size. A ratio above 1 means that we are "
+    "ahead."
 )
 
 

@@ -47,8 +47,12 @@ def test_a_run_has_the_rows_of_all_cases_computed_from_the_single_runs() -> None
     rows = {(row.case, row.metric): row for row in measured.rows}
     assert [(row.case, row.metric, row.peer) for row in measured.rows] == [
         ("submit, one client", "submit latency p50", PLAIN),
-        ("submit, one client", "submit latency p95", PLAIN),
+        ("submit, one client", "submit latency p99", PLAIN),
+        ("a batch of 1000 jobs", "submitted jobs per second", TARGET),
         ("6 short jobs", "jobs per second", PLAIN),
+        ("6 short jobs", "broker, requests per job", PLAIN),
+        ("6 short jobs", "broker, bytes per job", PLAIN),
+        ("6 short jobs", "broker, kept per job", PLAIN),
         ("6 short jobs", "memory, worker (PSS)", PLAIN),
         ("6 short jobs", "memory, api (PSS)", PLAIN),
         ("a search of seconds", "submission to result", IN_PROCESS),
@@ -63,7 +67,7 @@ def test_a_run_has_the_rows_of_all_cases_computed_from_the_single_runs() -> None
     ]
     taken = measured.runs["submit, one client"]
     assert [len(each) for each in taken.values()] == [10, 10]
-    assert rows["submit, one client", "submit latency p95"].ours == pytest.approx(1000 * max(taken[OURS]))
+    assert rows["submit, one client", "submit latency p99"].ours == pytest.approx(1000 * max(taken[OURS]))
     searches = measured.runs["a search of seconds"]
     ours, alone = (statistics.median(searches[way]) for way in (OURS, IN_PROCESS))
     overhead = rows["a search of seconds", "overhead_fraction"]
@@ -147,4 +151,4 @@ def _completions(events: str) -> list[dict[str, Any]]:
 def test_an_unknown_case_is_answered_with_the_known_ones() -> None:
     result = CliRunner().invoke(app, ["bench", "service", "--case", "speed"])
     assert result.exit_code == 2
-    assert "submit, throughput, overhead, load" in " ".join(result.output.replace("│", " ").split())
+    assert "submit, bulk, throughput, overhead, load" in " ".join(result.output.replace("│", " ").split())

@@ -16,7 +16,7 @@ from workers.config.rate_limits import Quota
 from workers.store.claims import Claim
 from workers.store.jobs import JobStore, QueueFull, check_submitted, find_submitted, idempotency_record, new_id
 from workers.store.request_origin import ORIGIN
-from workers.store.serialization import job_key, to_json, usage_of
+from workers.store.serialization import to_json, usage_of
 
 BatchDocument = dict[str, Any]
 """A batch in the API's format: the JSON of ``reasoner.jobs.batch.Batch``."""
@@ -72,14 +72,11 @@ class BatchStore:
         fields = await self._store.command("HGETALL", _get_key(batch_id))
         if not fields:
             raise NoSuchBatch(batch_id)
-        ids = await self._store.command("LRANGE", f"{_get_key(batch_id)}:jobs", 0, -1)
-        jobs = []
-        for job_id in ids:
-            status, result, granted, *spent = await self._store.command(
-                "HMGET", job_key(job_id), "status", "result", "granted", *_SPENT
-            )
-            if status is not None:  # otherwise deleted since
-                jobs.append(_build_job(job_id, status, result=result, granted=granted, spent=spent))
+        rows = await self._store.script("batch_jobs", batch_id)
+        jobs = [
+            _build_job(job_id, status, result=result, granted=granted, spent=spent)
+            for job_id, status, result, granted, *spent in rows
+        ]
         return build_batch_document(fields) | {"jobs": jobs if "input" not in fields else None}
 
     async def list_batches(self, *, owner: str | None, after: str | None, limit: int) -> list[BatchDocument]:
@@ -125,20 +122,17 @@ class BatchStore:
         return None
 
 
-_SPENT = ("usage:generated", "usage:verifier_computed")
-
-
 def _get_key(batch_id: str) -> str:
     return f"reasoner:batch:{batch_id}"
 
 
-def _build_job(job_id: str, status: str, result: str | None, granted: str, spent: list[str | None]) -> dict[str, Any]:
+def _build_job(job_id: str, status: str, result: str, granted: str, spent: list[str]) -> dict[str, Any]:
     end = json.loads(result or "null")
     return {
         "id": job_id,
         "status": status,
         "answer": None if end is None else end["answer"],
-        "tokens": sum(int(float(part or 0)) for part in spent),
+        "tokens": sum(int(float(part)) for part in spent),
         "granted": int(granted),
     }
 
