@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -130,11 +131,10 @@ async def open_search(
         spec = resolve_python(spec, [selector.find(served.values()) for selector, _ in policy_selectors(spec)])
         policies = await _open_policies(spec, engine, served, prices or {})
         prompt = await tokenize_problem(spec, engine, policy)
+        is_shared, is_exact = journal.grant_source is not None, _counts_exactly(spec, policies, served)
+        left = None if spec.deadline is None else spec.deadline - time.time()
         ledger = Ledger(
-            spec.budget,
-            prices or {},
-            from_shared_pool=journal.grant_source is not None,
-            counts_exactly=_counts_exactly(spec, policies, served),
+            spec.budget, prices, seconds_to_deadline=left, from_shared_pool=is_shared, counts_exactly=is_exact
         )
         offered = VerifierContext(
             spec,

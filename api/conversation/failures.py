@@ -13,7 +13,7 @@ INTERRUPTIONS = (ShuttingDown, *BROKER_DOWN)
 _JOB_STATUS = {
     **dict.fromkeys(("invalid_request", "context_length_exceeded", "content_filter"), 422),
     "engine_error": 502,
-    **dict.fromkeys(("max_attempts", "engine_unavailable"), 503),
+    **dict.fromkeys(("max_attempts", "engine_unavailable", "expired"), 503),
 }
 """HTTP statuses by the error code of a failed job; any other code is 500."""
 

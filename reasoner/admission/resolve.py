@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -32,6 +33,10 @@ async def resolve_job(
 
     ``in_batch``: it shares a budget, so that its own is a cap. Names of models in it may be aliases.
     """
+    now = time.time()
+    if request.deadline is not None and request.deadline <= now:
+        message = f"{request.deadline:.0f} has passed: give a later time in seconds since the epoch, now {now:.0f}"
+        raise JobRefused("invalid-request", "deadline", message)
     answering, known, is_complete = await _list_models(catalog)
     served = [info.id for info in known]
     try:

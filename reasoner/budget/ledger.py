@@ -39,10 +39,13 @@ class Ledger:
         prices: Mapping[str, Prices] | None = None,
         clock: Callable[[], float] = time.monotonic,
         *,
+        seconds_to_deadline: float | None = None,
         from_shared_pool: bool = False,
         counts_exactly: bool = True,
     ) -> None:
-        """With ``from_shared_pool`` the job may spend only the tokens that ``add_grant`` adds, within its own limits.
+        """``seconds_to_deadline``: the time from now on for which the job may work, in this attempt.
+
+        With ``from_shared_pool`` the job may spend only the tokens that ``add_grant`` adds, within its own limits.
         ``counts_exactly``: False if requests may spend more than was reserved (``ModelInfo.counts_exactly``).
         """
         self.budget = budget
@@ -61,6 +64,7 @@ class Ledger:
         self._answer_reserve: tuple[Amount, Amount] | None = None
         self._earlier_seconds = 0.0
         self._started_at = clock()
+        self._ends_at = None if seconds_to_deadline is None else self._started_at + seconds_to_deadline
 
     def rate_of_model(self, model: ModelInfo) -> TokenRate:
         """Return the FLOPs and the price of one token of this model."""
@@ -74,7 +78,7 @@ class Ledger:
     @property
     def has_answer_reserve(self) -> bool:
         """True while a part of the limits is set aside for the end of one branch."""
-        return self._answer_reserve is not None and (self.has_limits or self.budget.seconds is not None)
+        return self._answer_reserve is not None and (self.has_limits or self._max_seconds is not None)
 
     def reserve_for_answer(self, most: Amount, likely: Amount) -> None:
         """Set aside what one branch needs; only requests that finish an answer may use it.
@@ -94,7 +98,7 @@ class Ledger:
         The result is 0 or negative if not even once, and ``sys.maxsize`` if nothing limits it.
         """
         if self._answer_reserve is not None and not may_use_answer_reserve:
-            if self.budget.seconds is not None and self.elapsed_seconds() > self.budget.seconds / 2:
+            if self._max_seconds is not None and self.elapsed_seconds() > self._max_seconds / 2:
                 return 0
             amount = (
                 most if limit is None else min(most, max(likely, limit // 4), limit // 2)
@@ -166,17 +170,23 @@ class Ledger:
         """Return the working time so far, earlier attempts included."""
         return self._earlier_seconds + self._clock() - self._started_at
 
+    @property
+    def _max_seconds(self) -> float | None:
+        """The limit of ``elapsed_seconds``."""
+        if self._ends_at is None:
+            return self.budget.seconds
+        until_deadline = self._earlier_seconds + max(0.0, self._ends_at - self._started_at)
+        return until_deadline if self.budget.seconds is None else min(until_deadline, self.budget.seconds)
+
     def seconds_left(self) -> float | None:
         """Return the seconds until the time budget ends, at least 0; ``None`` without a time limit."""
-        if self.budget.seconds is None:
-            return None
-        return max(0.0, self.budget.seconds - self.elapsed_seconds())
+        return None if self._max_seconds is None else max(0.0, self._max_seconds - self.elapsed_seconds())
 
     def seconds_until_cut(self) -> float | None:
         """Return the seconds until running work is cut off, which is ``GRACE_SECONDS`` after ``seconds_left``."""
-        if self.budget.seconds is None:
+        if self._max_seconds is None:
             return None
-        return max(0.0, self.budget.seconds + GRACE_SECONDS - self.elapsed_seconds())
+        return max(0.0, self._max_seconds + GRACE_SECONDS - self.elapsed_seconds())
 
     @property
     def is_exhausted(self) -> bool:

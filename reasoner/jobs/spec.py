@@ -30,6 +30,8 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_TEMPLATE_KWARGS = 32
 MAX_ENGINE_WAIT_SECONDS = 30 * 86_400.0
+MAX_DEADLINE = 1e11
+"""Seconds since the epoch; a present time in milliseconds is more."""
 MODEL_WAIT_SECONDS = 20.0
 """Time for which one of several models is waited for, unless the job says another."""
 PLACEHOLDER = "{problem}"
@@ -204,6 +206,12 @@ class JobFields(StrictModel):
         None,
         description="Time for which the job waits for an engine that cannot be reached or fails, before it ends with "
         "what it has; without it the service's. It is no part of budget.seconds, the time of work.",
+    )
+    deadline: Annotated[float, Field(gt=0, le=MAX_DEADLINE)] | None = Field(
+        None,
+        description="A time in seconds since the epoch. A job that no worker has begun by then fails with the code "
+        "expired; one that runs is held to the time that is left, as by budget.seconds.",
+        exclude_if=lambda deadline: deadline is None,
     )
     sampling: Sampling = Field(default_factory=Sampling)
     verifier: _Verifier = Field(default_factory=PrmVerifier)

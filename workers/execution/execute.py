@@ -154,18 +154,29 @@ async def _wait_for_engine(claim: Claim, store: JobStore, error: EngineUnavailab
     # Other jobs may go on where an engine is busy, and it answers all the time: only the delay helps.
     reason = "engine_busy" if isinstance(error, EngineBusy) else "engine_unavailable"
     delay = max(ENGINE_RETRY_SECONDS, error.retry_after or 0.0)
+    deadline = claim.spec.get("deadline")
+    if deadline is not None:
+        left = deadline - await store.get_broker_time()
+        if left <= 0:
+            await _end_without_engine(claim, store, f"the deadline has passed: {error}")
+            return
+        delay = min(delay, left)
     release = await store.release(claim, reason=reason, detail=str(error), delay=delay, patience=patience)
     if release.outcome != "exhausted":
         log.warning("no answer from the engine: job handed back", reason=reason, error=str(error), delay=delay)
         return
     waited = f"{release.waited:.0f} s and {release.count} attempts without anything from the engine"
-    status, result, failure = await _end_with_best(claim, store, f"{waited}: {error}")
+    await _end_without_engine(claim, store, f"{waited}: {error}")
+
+
+async def _end_without_engine(claim: Claim, store: JobStore, message: str) -> None:
+    status, result, failure = await _find_end_with_best(claim, store, message)
     await store.finish(claim, status, result=result, error=failure)
-    log.error("engine given up: job ended", status=status, waited=release.waited, error=str(error))
+    log.error("engine given up: job ended", status=status, reason=message)
     tracing.describe({tracing.STATUS: status})
 
 
-async def _end_with_best(
+async def _find_end_with_best(
     claim: Claim, store: JobStore, message: str
 ) -> tuple[Status, JobResult | None, JobError | None]:
     """Return the end of a job whose engine is given up: with what it has paid for, or as a failure without any."""

@@ -194,6 +194,8 @@ class JobStore(EventLog, Claims, Reaping):
                 raise quota.exceeded(outcome, *map(int, details))
             case "line":
                 raise NotRetryable("it is a line of a batch's file, in whose results it is an error")
+            case "expired":
+                raise NotRetryable("its deadline has passed: submit it again with a later one")
             case "shared":
                 raise NotRetryable("its batch was cancelled, or its share of the budget has gone to other jobs")
             case status:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -324,6 +325,19 @@ async def test_listing_pages_through_all_jobs(client: httpx.AsyncClient) -> None
     assert [job["id"] for job in first["data"] + second["data"]] == ids[::-1]
     assert (first["has_more"], second["has_more"]) == (True, False)
     assert (await client.get("/v1/jobs", params={"status": "completed"})).json()["data"] == []
+
+
+async def test_a_deadline_is_echoed_and_one_in_the_past_is_refused(client: httpx.AsyncClient) -> None:
+    deadline = time.time() + 60
+    job = (await client.post("/v1/jobs", json={"problem": "?", "deadline": deadline})).json()
+    assert job["spec"]["deadline"] == deadline
+    assert "deadline" not in (await client.post("/v1/jobs", json={"problem": "?"})).json()["spec"]
+    for past, hint in ((deadline - 120, "give a later time"), (deadline * 1000, "less than or equal to")):
+        response = await client.post("/v1/jobs", json={"problem": "?", "deadline": past})
+        assert response.status_code == 422
+        (error,) = response.json()["errors"]
+        assert error["field"] == "deadline"
+        assert hint in error["message"]
 
 
 async def test_an_effort_is_echoed_as_its_budget_and_strategy(client: httpx.AsyncClient) -> None:

@@ -264,6 +264,23 @@ def test_the_second_half_of_the_time_is_set_aside() -> None:
     assert ledger.max_affordable(Amount(tokens=1)) > 0
 
 
+@pytest.mark.parametrize(
+    ("seconds", "before_deadline", "expected"), [(None, 30.0, 20.0), (100.0, 30.0, 20.0), (15.0, 30.0, 1.0)]
+)
+def test_what_is_left_until_the_deadline_bounds_the_time_in_each_attempt(
+    seconds: float | None, before_deadline: float, expected: float
+) -> None:
+    now = 1000.0
+    ledger = Ledger(Budget(seconds=seconds), clock=lambda: now, seconds_to_deadline=before_deadline)
+    now += 6.0
+    ledger.replay(Usage(), 10.0)  # the work of an earlier attempt, before the time that is left began
+    now += 4.0
+    assert ledger.seconds_left() == expected
+    now += 96.0
+    assert ledger.seconds_left() == 0.0
+    assert ledger.is_exhausted
+
+
 def test_nothing_is_set_aside_without_a_limit() -> None:
     ledger = Ledger(Budget())
     ledger.reserve_for_answer(*[Amount(tokens=30)] * 2)

@@ -11,6 +11,8 @@ local function may_start(candidate)
     finish_cancelled(candidate)
   elseif number(stalled) >= tonumber(max_attempts) then
     fail_poison_job(candidate, number(stalled))
+  elseif number(redis.call('ZSCORE', DEADLINES, candidate) or now + 1) <= now then
+    fail_expired_job(candidate)
   else
     return true
   end
@@ -57,6 +59,7 @@ local attempt = begin_attempt(id)
 local token = redis.call('HINCRBY', job, 'token', 1)
 local first = redis.call('HSETNX', job, 'started', seconds(now)) == 1
 if first then
+  redis.call('ZREM', DEADLINES, id)
   count_time(id, 'queue_wait', now)
 end
 redis.call('HSET', job, 'worker', worker)

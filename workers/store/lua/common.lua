@@ -22,6 +22,7 @@
 --   reasoner:shares          hash: the virtual time of each queue
 --   reasoner:owners          hash: what the settings say about the order of each owner's jobs (JSON); '' for all others
 --   reasoner:owners:text     the settings from which that hash was made
+--   reasoner:deadlines       sorted set of ids of jobs that have not begun by the time (ms) at which they expire
 --   reasoner:webhooks        likewise for ids of ended jobs whose webhook is pending; their hashes have webhook (its
 --                            address) and webhook:state, :attempt, :token, :at (not before), :seq (of the end), :error
 --   reasoner:waiting         set of ids: jobs that were released because no engine answered, until one does
@@ -63,7 +64,7 @@
 
 local JOBS, DUE, WEBHOOKS, SENT, STATS = 'reasoner:jobs', 'reasoner:due', 'reasoner:webhooks', 'reasoner:sent', 'reasoner:stats'
 local LOOKED = 'reasoner:looked'
-local WAITING = 'reasoner:waiting'
+local WAITING, DEADLINES = 'reasoner:waiting', 'reasoner:deadlines'
 local SHARES, OWNERS, WAKEUPS = 'reasoner:shares', 'reasoner:owners', 'reasoner:wakeups'
 local MAX_WAKEUPS = 2000 -- in a queue, for any number of ready jobs: more than workers take between two sweeps
 local FILES = 'reasoner:files'
@@ -445,6 +446,7 @@ end
 local function finish(id, status, result, failure)
   local now = now_ms()
   leave_ready(id)
+  redis.call('ZREM', DEADLINES, id)
   set_status(id, status)
   redis.call('HSET', job_key(id), 'finished', seconds(now), 'result', result, 'error', failure, 'lease', 0)
   redis.call('ZREM', DUE, id)
@@ -485,6 +487,11 @@ local function fail_poison_job(id, stalled)
   local message = 'the job lost its worker ' .. stalled .. ' times in a row without a step forward and is given up'
   set_in_list(id, ':dead', redis.call('HGET', job_key(id), 'n'))
   finish(id, 'failed', 'null', cjson.encode({ code = 'max_attempts', message = message }))
+end
+
+local function fail_expired_job(id)
+  local message = 'no worker was free to begin the job before its deadline'
+  finish(id, 'failed', 'null', cjson.encode({ code = 'expired', message = message }))
 end
 
 -- End a cancelled job without a worker, with the result that its journal had at the cancellation.
@@ -534,9 +541,12 @@ local function record(id, spec, priority, owner, origin, now)
     redis.call('ZADD', index, n, id)
     redis.call('ZADD', index .. ':queued', n, id)
   end
-  local webhook = cjson.decode(spec).webhook
-  if type(webhook) == 'string' then
-    redis.call('HSET', job_key(id), 'webhook', webhook)
+  local fields = cjson.decode(spec)
+  if type(fields.webhook) == 'string' then
+    redis.call('HSET', job_key(id), 'webhook', fields.webhook)
+  end
+  if type(fields.deadline) == 'number' then
+    redis.call('ZADD', DEADLINES, ms(fields.deadline * 1000), id)
   end
   append(id, 'job.queued', '{}')
   make_ready(id)

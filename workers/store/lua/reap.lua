@@ -1,6 +1,7 @@
--- Make jobs ready whose delay is over, put messages into the queues until there is one for each ready job, and wake those
--- left by a worker whose lease expired, and those whose webhook is due. Return the jobs for which messages were put, with
--- their queues. What is done depends on what is there alone, so any number of processes may run this.
+-- End jobs that nobody has begun by their deadline, make those ready whose delay is over, put messages into the queues
+-- until there is one for each ready job, and wake those left by a worker whose lease expired, and those whose webhook is
+-- due. Return the jobs for which messages were put, with their queues. What is done depends on what is there alone, so
+-- any number of processes may run this.
 -- `run`, `webhook`: messages of Celery's with placeholders; '' keeps those of another call. `owners`: the settings of
 -- owners (JSON), by their names; '' likewise.
 local LOST_MS = 1000
@@ -60,6 +61,9 @@ local function top_up(queue, covered)
   end
 end
 
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', DEADLINES, '-inf', ms(now), 'LIMIT', 0, limit)) do
+  fail_expired_job(id)
+end
 local on_their_way = {}
 for _, queue in ipairs({ 'interactive', 'batch' }) do
   on_their_way[queue] = count_on_their_way(queue)

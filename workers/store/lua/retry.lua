@@ -11,7 +11,10 @@ elseif status ~= 'failed' then
 elseif redis.call('ZCARD', JOBS .. ':queued') >= tonumber(cap) then
   return { 'full' }
 end
-if batch and redis.call('HEXISTS', batch_key(batch), 'input') == 1 then
+local deadline = cjson.decode(spec).deadline
+if type(deadline) == 'number' and deadline * 1000 <= now_ms() then
+  return { 'expired' }
+elseif batch and redis.call('HEXISTS', batch_key(batch), 'input') == 1 then
   return { 'line' }
 elseif batch then
   -- Take back the tokens that its end returned to the pool.
