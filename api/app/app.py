@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import structlog
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -38,6 +39,7 @@ from api.openai.responses import routes as responses_routes
 from api.routes import batches, export, files, jobs, keys, message_batches, pages, selections, service
 from engine.protocol.types import EngineClient
 from engine.remote.health import Health
+from workers.broker.archiver import Archiver
 from workers.broker.embedded import broker_url
 from workers.broker.reaper import Reaper
 from workers.broker.wakeups import make_celery, make_templates
@@ -49,6 +51,8 @@ from workers.store.files import FileStore
 from workers.store.jobs import JobStore
 from workers.telemetry.tracing import captures_content, flush_traces, make_exporter, make_resource
 
+log = structlog.get_logger("reasoner.api")
+
 
 def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAPI:
     """Return the application. It starts without broker and engine: requests that need them get a 503 meanwhile.
@@ -59,7 +63,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        store = JobStore(broker_url(settings))
+        store, archiver = _open_store(settings)
         files = FileStore(store, settings.files_folder)
         health = Health()
         client = engine or connect(settings, health=health, reports_health=True)
@@ -73,14 +77,15 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
             get_weights=lambda: live.now.limits.weights,
         )
         catalog = ModelCatalog(client, health)
-        readiness = Readiness(client, catalog)
-        app.state.service = ServiceState(live, store, files=files, catalog=catalog, readiness=readiness)
+        app.state.service = ServiceState(
+            live, store, files=files, catalog=catalog, archiver=archiver, readiness=Readiness(client, catalog)
+        )
         feeder = BatchFeeder(app.state.service)
         reaping = asyncio.create_task(reaper.run())
         feeding = asyncio.create_task(feeder.run())
         watching = asyncio.create_task(EngineWatch(store, catalog.is_engine_available).run())
         try:
-            async with _export_spans(settings, store):
+            async with _run_archiver(archiver), _export_spans(settings, store):
                 yield
         finally:
             watching.cancel()
@@ -118,6 +123,32 @@ def _add_routes(app: FastAPI, mcp: McpEndpoint) -> None:
         # An included router builds all of its routes again at its first request, for a third of a second.
         app.router.routes.extend(routes.router.routes)
     app.router.routes.append(Route(MCP_PATH, mcp, include_in_schema=False))
+
+
+def _open_store(settings: Settings) -> tuple[JobStore, Archiver | None]:
+    """Return the jobs, and what moves them to the archive; without one, no database library is imported."""
+    if settings.archive_address is None:
+        log.info("no archive: ended jobs stay in the broker's memory until they are deleted (set archive_url)")
+        return JobStore(broker_url(settings)), None
+    from workers.archive.archive import Archive
+
+    archive = Archive(settings.archive_address)
+    store = JobStore(broker_url(settings), archive=archive)
+    return store, Archiver(store, archive, age=settings.archive_after, retention=settings.retention_seconds)
+
+
+@contextlib.asynccontextmanager
+async def _run_archiver(archiver: Archiver | None) -> AsyncIterator[None]:
+    """Move jobs to the archive meanwhile, if there is one."""
+    if archiver is None:
+        yield
+        return
+    running = asyncio.create_task(archiver.run())
+    try:
+        yield
+    finally:
+        archiver.stop()
+        await asyncio.wait({running})
 
 
 @contextlib.asynccontextmanager

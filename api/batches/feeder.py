@@ -22,6 +22,7 @@ from api.http.problems import INTERNAL, Problem, refusal_problem, validation_pro
 from api.http.state import ServiceState
 from api.http.submission import accept_job
 from reasoner.admission.refusal import JobRefused
+from workers.archive.errors import ArchiveDown
 from workers.config.rate_limits import Quota
 from workers.store.broker_errors import BROKER_DOWN
 from workers.store.file_batches import ClaimLost, End, FileBatch, FileBatchStore, LineJob
@@ -58,7 +59,7 @@ class BatchFeeder:
                 if batch is not None:
                     await self._hold_and_advance(batch)
                     pause = 0.0
-            except BROKER_DOWN:
+            except (ArchiveDown, *BROKER_DOWN):
                 pause = OUTAGE_SECONDS  # the reaper logs it
             except ClaimLost as lost:
                 log.info("another process goes on with a batch", batch=str(lost))
@@ -192,7 +193,7 @@ class BatchFeeder:
             problem = validation_problem(error.errors(), body, None)
         except Problem as found:
             problem = found
-        except BROKER_DOWN:
+        except (ArchiveDown, *BROKER_DOWN):
             raise
         except Exception:  # as of a request, so that one line cannot keep the others from running
             log.exception("request failed", request_id=request_id)

@@ -22,6 +22,7 @@ from api.batches.endpoints import ENDPOINTS, has_answer
 from api.batches.lines import CHUNK_LINES, InvalidLine, RawLine, parse_line, read_chunk
 from api.http.problems import INTERNAL, Problem
 from api.http.state import ServiceState
+from workers.archive.errors import ArchiveDown
 from workers.store.broker_errors import BROKER_DOWN
 from workers.store.file_batches import Closing, FileBatch, FileBatchStore
 from workers.store.jobs import NoSuchJob
@@ -154,7 +155,7 @@ class ResultWriter:
             return ERROR, result | {"error": {"code": code, "message": message}, "line": raw.number}
         except Problem as problem:
             field, (status, answer) = ERROR, endpoint.describe(problem, request_id)
-        except BROKER_DOWN:
+        except (ArchiveDown, *BROKER_DOWN):
             raise
         except Exception:  # as of a request, so that one line cannot keep the others from their results
             log.exception("request failed", request_id=request_id)

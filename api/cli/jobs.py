@@ -20,6 +20,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from api.cli.console import print_json, result_console
+from api.cli.job_filters import JobFilters
 from api.cli.job_options import EXTRA, JobOptions, Question, list_more_models, name_models, name_strategy
 from api.cli.options import Connection, PageSize, ServiceOptions, expand_options, parse_time
 from api.cli.render import plain, print_job, print_tree, show_progress, watch_tree
@@ -147,13 +148,13 @@ def submit(
 @expand_options
 def list_jobs(
     service: ServiceOptions,
+    filters: JobFilters,
     limit: PageSize = 20,
     after: Annotated[str | None, typer.Option(help="Id of the last job of the previous page.")] = None,
-    status: Annotated[str | None, typer.Option(help="Only jobs with this status.")] = None,
 ) -> None:
     """List jobs, newest first."""
     with service.connect() as client:
-        page = client.list(limit=limit, after=after, status=status)
+        page = client.list(limit=limit, after=after, **filters.build_query())
     if service.as_json:
         print_json(page)
         return

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from engine.remote.health import ReplicaHealth
-from workers.store.reaping import DEAD
+from workers.archive.filters import DEAD
 
 HTTP_REQUESTS = Counter("reasoner_http_requests", "HTTP requests.", ["method", "route", "status"])
 HTTP_SECONDS = Histogram("reasoner_http_request_seconds", "Time to the end of the response.", ["method", "route"])
@@ -39,12 +39,17 @@ def render_metrics(
     engines: Sequence[ReplicaHealth],
     queue_cap: int,
     memory: tuple[int, int] | None,
+    archive_up: bool | None,
 ) -> bytes:
-    """Return the text of ``/metrics`` from ``JobStore.get_stats`` and ``get_memory``, and the health of the engines."""
+    """Return the text of ``/metrics`` from ``JobStore.get_stats`` and ``get_memory``, and the health of the engines.
+
+    ``archive_up``: ``None`` without an archive.
+    """
     metrics = (
         *_job_metrics(counts, counters),
         GaugeMetricFamily("reasoner_queue_cap", "Waiting jobs beyond which more are refused.", value=queue_cap),
         *_broker_metrics(memory),
+        *_archive_metrics(archive_up),
         *_engine_metrics(counters, engines),
     )
     registry = CollectorRegistry()
@@ -56,7 +61,7 @@ def _job_metrics(counts: dict[str, int], counters: dict[str, float]) -> Iterator
     def counter(name: str) -> float:
         return counters.get(name, 0.0)
 
-    by_status = GaugeMetricFamily("reasoner_jobs", "Jobs in the store.", labels=["status"])
+    by_status = GaugeMetricFamily("reasoner_jobs", "Jobs in the broker's memory.", labels=["status"])
     for status, count in counts.items():
         if status != DEAD:  # dead jobs are counted as failed too
             by_status.add_metric([status], count)
@@ -71,6 +76,7 @@ def _job_metrics(counts: dict[str, int], counters: dict[str, float]) -> Iterator
             family.add_metric([value], counter(f"{prefix}:{value}"))
         yield family
 
+    yield CounterMetricFamily("reasoner_jobs_archived", "Jobs moved to the archive.", value=counter("archived"))
     yield CounterMetricFamily("reasoner_work_seconds", "Working time of all jobs.", value=counter("usage:seconds"))
     yield CounterMetricFamily(
         "reasoner_lease_reclaims", "Jobs taken over from a worker whose lease expired.", value=counter("lease_reclaims")
@@ -88,6 +94,12 @@ def _broker_metrics(memory: tuple[int, int] | None) -> Iterator[Metric]:
         used, limit = memory
         yield GaugeMetricFamily("reasoner_broker_memory_bytes", "Memory that Redis uses.", value=used)
         yield GaugeMetricFamily("reasoner_broker_memory_limit_bytes", "Its maxmemory; 0 for none.", value=limit)
+
+
+def _archive_metrics(is_up: bool | None) -> Iterator[Metric]:
+    if is_up is not None:
+        text = "1 if the archive of ended jobs can be used by this process, else 0."
+        yield GaugeMetricFamily("reasoner_archive_up", text, value=is_up)
 
 
 def _engine_metrics(counters: dict[str, float], engines: Sequence[ReplicaHealth]) -> Iterator[Metric]:

@@ -22,7 +22,13 @@ def list_methods(app: FastAPI) -> dict[str, set[str]]:
 
 def list_query_parameters(request: Request) -> list[str]:
     """Return the names of the query parameters that the route of a request has."""
-    return list(_iter_query_parameters(request.scope["route"].dependant))
+    return [*_iter_query_parameters(request.scope["route"].dependant), *list_object_parameters(request)]
+
+
+def list_object_parameters(request: Request) -> list[str]:
+    """Return the names of those that are objects, given a member each: ``metadata[team]=red``."""
+    declared = (request.scope["route"].openapi_extra or {}).get("parameters", ())
+    return [parameter["name"] for parameter in declared if parameter.get("style") == "deepObject"]
 
 
 def list_repeatable_parameters(request: Request) -> list[str]:

@@ -8,6 +8,7 @@ from fastapi import Query
 from pydantic import BaseModel
 
 from api.http.problems import Problem
+from workers.store.history import JobListing
 
 T = TypeVar("T")
 
@@ -29,6 +30,12 @@ def build_page(items: list[dict[str, Any]], limit: int) -> dict[str, Any]:
     data = items[:limit]
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return {"data": data, "first_id": first, "last_id": last, "has_more": len(items) > limit}
+
+
+def build_listing(listing: JobListing) -> dict[str, Any]:
+    """Return the page of a list of jobs."""
+    first = listing.jobs[0]["id"] if listing.jobs else None
+    return {"data": listing.jobs, "first_id": first, "last_id": listing.cursor, "has_more": listing.has_more}
 
 
 def unknown_cursor(kind: str, after: str | None) -> Problem:

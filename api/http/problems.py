@@ -20,6 +20,7 @@ from reasoner.budget.spec import Budget
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.verifier_specs import verifier_kinds
 from reasoner.strategies.registry import STRATEGIES
+from workers.archive.errors import ArchiveDown, ArchiveTooNew
 from workers.config.rate_limits import QuotaExceeded
 from workers.store.batches import NoSuchBatch
 from workers.store.broker_errors import BROKER_DOWN, describe_outage
@@ -85,6 +86,8 @@ _STORE_PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     NotRetryable: (409, "not-retryable", "{0}: submit a new job"),
     IdempotencyConflict: (422, "idempotency-conflict", "{0}: use a new Idempotency-Key for a new job"),
     QuotaExceeded: (429, "quota-exceeded", "{0}: try again later"),
+    ArchiveDown: (503, "archive-unavailable", "{0}: try again in a moment"),
+    ArchiveTooNew: (503, "archive-unavailable", "{0}"),
     QueueFull: (503, "queue-full", "{0}, which is the limit: try again later"),
 }
 """Status, code and detail of the problem by the store's error, whose text replaces ``{0}``."""

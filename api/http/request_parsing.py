@@ -15,7 +15,7 @@ from fastapi import Header, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from api.http.operations import list_query_parameters, list_repeatable_parameters
+from api.http.operations import list_object_parameters, list_query_parameters, list_repeatable_parameters
 from api.http.problems import Problem
 
 MAX_DEPTH = 100
@@ -90,13 +90,14 @@ async def check_query_parameters(request: Request) -> None:
     num_values = Counter(name for name, _ in request.query_params.multi_items())
     if not num_values:
         return
-    names, repeatable = list_query_parameters(request), list_repeatable_parameters(request)
+    objects, repeatable = list_object_parameters(request), list_repeatable_parameters(request)
+    names = [f"{name}[KEY]" if name in objects else name for name in list_query_parameters(request)]
     hint = f"known parameters: {', '.join(names)}" if names else "this call has none"
-    errors = [(name, f"unknown parameter; {hint}") for name in num_values if name not in names]
+    members = {name for name in num_values if name.endswith("]") and name.partition("[")[0] in objects}
+    known = members.union(names)
+    errors = [(name, f"unknown parameter; {hint}") for name in num_values if name not in known]
     errors += [
-        (name, "give it once")
-        for name, count in num_values.items()
-        if count > 1 and name in names and name not in repeatable
+        (name, "give it once") for name in num_values if name in known.difference(repeatable) and num_values[name] > 1
     ]
     if errors:
         detail = "; ".join(f"{name}: {message}" for name, message in errors)

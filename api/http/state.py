@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 
 from api.http.model_catalog import ModelCatalog
 from api.http.readiness import Readiness
+from workers.broker.archiver import Archiver
 from workers.config.reload import LiveSettings
 from workers.config.settings import Settings
 from workers.store.files import FileStore
@@ -22,6 +23,8 @@ class ServiceState:
     store: JobStore
     files: FileStore
     catalog: ModelCatalog
+    archiver: Archiver | None
+    """``None`` if the service has no archive."""
     readiness: Readiness
     started_at: float = field(default_factory=time.time)
 

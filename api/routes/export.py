@@ -22,6 +22,7 @@ from reasoner.training_data.formats import FORMATS
 from reasoner.training_data.parquet import MissingParquet, ParquetRows
 from reasoner.training_data.recorded_job import LeftOut, RecordedJob
 from reasoner.training_data.selection import JOBS, ExportQuery
+from workers.archive.errors import ArchiveDown
 from workers.store.broker_errors import BROKER_DOWN
 from workers.store.jobs import JobStore, NoSuchJob
 
@@ -62,8 +63,10 @@ async def export(state: State, principal: Reader, query: Annotated[ExportQuery, 
     contradiction = query.find_contradiction()
     if contradiction is not None:
         raise Problem(422, "invalid-request", ": ".join(contradiction), errors=[contradiction])
-    # Before the response begins, since it raises while the broker is away. A job may yet end in this millisecond.
-    now = await state.store.get_broker_time() - 0.001
+    # Before the response begins, since these raise while the broker or the archive is away.
+    now = await state.store.get_broker_time() - 0.001  # in which a job may yet end
+    if state.store.archive is not None:
+        await state.store.archive.check()
     until = now if query.until is None else min(now, query.until - 0.001)
     jobs = _iterate_jobs(state.store, principal.visible_owner, query, until)
     if query.format == JOBS:
@@ -99,7 +102,7 @@ async def _iterate_jobs(
                 yield document, job
                 since, after, last_success = document["finished_at"], job_id, time.monotonic()
             return
-        except BROKER_DOWN:
+        except (ArchiveDown, *BROKER_DOWN):
             if time.monotonic() - last_success > PATIENCE_SECONDS:
                 raise
             await asyncio.sleep(PAUSE_SECONDS)

@@ -6,23 +6,25 @@ import contextlib
 import json
 import re
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from api.conversation.streaming import EventStream
-from api.http.pagination import After, Limit, Page, build_page, unknown_cursor
+from api.http.pagination import After, Limit, Page, build_listing, unknown_cursor
 from api.http.principal import AnyPrincipal, Principal, Reader, Writer
 from api.http.problems import Problem, ProblemDocument
 from api.http.request_parsing import IdempotencyKey, JsonRoute, check_query_parameters, read_idempotency
 from api.http.search_tree import Tree, build_tree
 from api.http.state import ServiceState, State
 from api.http.submission import check_word, submit_job
+from api.routes.job_query import METADATA_PARAMETER, read_filter, read_owner
 from reasoner.jobs.events import MAX_SEQ, Event
-from reasoner.jobs.job import TERMINAL_STATUSES, Job, Status
+from reasoner.jobs.job import TERMINAL_STATUSES, Job
 from reasoner.jobs.request import JobRequest
 from reasoner.jobs.view import fold_events
+from workers.archive.filters import JobFilter
 from workers.store.event_log import ShuttingDown
 from workers.store.jobs import NoSuchJob
 
@@ -117,22 +119,28 @@ async def submit_and_wait(
     return JSONResponse(job, 200 if wait and job["status"] in TERMINAL_STATUSES else 202, headers)
 
 
-@router.get("", name="page", response_model=JobPage, summary="List jobs, newest first")
+@router.get(
+    "",
+    name="page",
+    response_model=JobPage,
+    openapi_extra={"parameters": [METADATA_PARAMETER]},
+    summary="List jobs, newest first",
+)
 async def list_page(
     state: State,
-    principal: Reader,
+    wanted: Annotated[JobFilter, Depends(read_filter)],
+    owner: Annotated[str | None, Depends(read_owner)],
     after: After = None,
     limit: Limit = 20,
-    status: Annotated[
-        Literal[Status, "dead"] | None,
-        Query(description="'dead': failed jobs that lost their worker too often without any progress."),
-    ] = None,
 ) -> Response:
+    """All filters that are given hold. While the archive of ended jobs is away, its jobs are missing, and the header
+    'Reasoner-Warning' says so. A page may have fewer jobs than 'limit' although 'has_more' is true."""
     try:
-        jobs = await state.store.list_jobs(owner=principal.visible_owner, after=after, limit=limit + 1, status=status)
+        listing = await state.store.list_jobs(wanted, owner=owner, after=after, limit=limit)
     except NoSuchJob:
         raise unknown_cursor("job", after) from None
-    return JSONResponse(build_page(jobs, limit))
+    headers = None if listing.outage is None else {"Reasoner-Warning": f"archive-unavailable: {listing.outage}"}
+    return JSONResponse(build_listing(listing), headers=headers)
 
 
 @router.get("/{job_id}", response_model=Job, summary="Show a job, or wait for its end")

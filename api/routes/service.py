@@ -106,6 +106,10 @@ async def readyz(state: State) -> Response:
     return JSONResponse(document | {"engines": _describe_engines(state)})
 
 
+def _is_archive_up(state: ServiceState) -> bool | None:
+    return None if state.archiver is None else not state.archiver.outage
+
+
 @router.get("/metrics", response_class=PlainTextResponse, summary="Prometheus metrics")
 async def metrics(state: State, _: MetricsReader) -> Response:
     await state.catalog.refresh()
@@ -116,6 +120,7 @@ async def metrics(state: State, _: MetricsReader) -> Response:
         engines=state.catalog.engines(),
         queue_cap=state.settings.queue_cap,
         memory=await state.store.get_memory(),
+        archive_up=_is_archive_up(state),
     )
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

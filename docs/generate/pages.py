@@ -20,10 +20,10 @@ from reasoner.jobs.events import DATA
 from reasoner.jobs.verifier_specs import verifier_kinds
 from reasoner.strategies.registry import STRATEGIES, describe_strategies
 from tests.clients.report import read_rows
+from workers.archive.filters import DEAD
 from workers.config.model_profiles import ModelProfile
 from workers.config.rate_limits import Limits
 from workers.config.settings import RELOADABLE, Settings
-from workers.store.reaping import DEAD
 
 NESTED = {
     "[models.NAME]": ModelProfile,
@@ -70,7 +70,7 @@ def create_pages() -> dict[str, str]:
 def _metrics() -> str:
     registry = CollectorRegistry()
     registry.register(EngineCollector(cast(Any, _IdleEngine())))
-    service = render_metrics({"queued": 0, DEAD: 0}, {}, engines=[], queue_cap=0, memory=(0, 0))
+    service = render_metrics({"queued": 0, DEAD: 0}, {}, engines=[], queue_cap=0, memory=(0, 0), archive_up=True)
     return "\n".join(
         [
             "# Metrics\n",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -77,9 +77,22 @@ class AsyncClient:
         """Return a job as it is now."""
         return await self._send("GET", job_path(job_id), read_job)
 
-    async def list(self, *, limit: int = 20, after: str | None = None, status: str | None = None) -> dict[str, Any]:
-        """Return a page of jobs, newest first; ``after`` is the ``last_id`` of the page before."""
-        return await self._send("GET", "/v1/jobs", read_json, params=drop_none(limit=limit, after=after, status=status))
+    async def list(
+        self,
+        *,
+        limit: int = 20,
+        after: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        **filters: str | float | None,
+    ) -> dict[str, Any]:
+        """Return a page of jobs, newest first; ``after`` is the ``last_id`` of the page before.
+
+        ``filters`` are those of ``GET /v1/jobs``: ``status``, ``strategy``, ``model``, ``name``, ``owner``,
+        ``created_after``, ``created_before`` and ``q``, the words of the problem.
+        """
+        pairs = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
+        params = drop_none(limit=limit, after=after, **filters) | pairs
+        return await self._send("GET", "/v1/jobs", read_json, params=params)
 
     async def delete(self, job_id: str) -> None:
         """Delete a job that has ended."""

@@ -11,7 +11,15 @@ from pydantic import BaseModel
 from pydantic_settings import SettingsError
 
 CONFIG_FILE = "reasoner.toml"
-_SECRETS = ("api_keys", "engine_api_key", "prm_api_key", "redis_url", "webhook_secret", "webhook_secrets")
+_SECRETS = (
+    "api_keys",
+    "archive_url",
+    "engine_api_key",
+    "prm_api_key",
+    "redis_url",
+    "webhook_secret",
+    "webhook_secrets",
+)
 _MOVED = {"prices": "the prices of a model belong to it: write [models.NAME.prices]"}
 """Settings of earlier versions, with what to write instead."""
 

@@ -180,6 +180,16 @@ class Settings(ModelSettings):
     retention_seconds: Annotated[float, Field(gt=0)] = Field(
         30 * 86_400.0, description="The number of seconds for which a job and its journal are kept after its end."
     )
+    archive_url: SecretStr | None = Field(
+        None,
+        description="The SQL database of ended jobs: postgresql://USER:PASSWORD@HOST/DATABASE, or sqlite:////PATH on "
+        "one machine; by default a file in data_dir with the embedded broker, and none with another.",
+    )
+    archive_after_seconds: Annotated[float, Field(ge=0)] | None = Field(
+        None,
+        description="The number of seconds after its end at which a job moves from the broker's memory to the archive; "
+        "by default a day with the embedded broker, and an hour with another.",
+    )
     limits: LimitsTable = Field(
         default_factory=LimitsTable, description="The limits of all owners, and in [limits.OWNER] those of one owner."
     )
@@ -200,6 +210,17 @@ class Settings(ModelSettings):
     def _check_redis_url(cls, value: str | None) -> str | None:
         if value is not None:
             parse_broker_url(value)
+        return value
+
+    @field_validator("archive_url")
+    @classmethod
+    def _check_archive_url(cls, value: SecretStr | None) -> SecretStr | None:
+        url = urlsplit("" if value is None else value.get_secret_value())
+        is_file = url.scheme == "sqlite" and not url.netloc and url.path.startswith("//")
+        if value is not None and not is_file and not (url.scheme == "postgresql" and url.hostname and url.path[1:]):
+            raise ValueError(
+                "must be postgresql://USER:PASSWORD@HOST/DATABASE, or sqlite:////PATH with an absolute path"
+            )
         return value
 
     @field_validator("otlp_url")
@@ -281,6 +302,20 @@ class Settings(ModelSettings):
     def files_folder(self) -> Path:
         """The folder of files."""
         return self.data_dir / "files" if self.files_dir is None else self.files_dir.expanduser().absolute()
+
+    @property
+    def archive_address(self) -> str | None:
+        """The URL of the archive; ``None`` for a service that keeps ended jobs in Redis."""
+        if self.archive_url is not None:
+            return self.archive_url.get_secret_value()
+        return f"sqlite:///{self.data_dir / 'archive.sqlite3'}" if self.redis_url is None else None
+
+    @property
+    def archive_after(self) -> float:
+        """The seconds after its end at which a job moves to the archive."""
+        if self.archive_after_seconds is not None:
+            return self.archive_after_seconds
+        return 86_400.0 if self.redis_url is None else 3600.0
 
     @property
     def drafter(self) -> str:

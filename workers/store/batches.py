@@ -72,10 +72,15 @@ class BatchStore:
         fields = await self._store.command("HGETALL", _get_key(batch_id))
         if not fields:
             raise NoSuchBatch(batch_id)
-        rows = await self._store.script("batch_jobs", batch_id)
+        rows = {row[0]: row[1:] for row in await self._store.script("batch_jobs", batch_id)}
+        gone = [job_id for job_id, (status, *_) in rows.items() if not status]  # moved to the archive
+        for job_id, stored in (await self._store.load_archived(gone)).items():
+            rows[job_id] = [stored["status"], stored["result"], stored.get("granted", "0")]
+            rows[job_id] += [stored.get(name, "0") for name in _SPENT]
         jobs = [
             _build_job(job_id, status, result=result, granted=granted, spent=spent)
-            for job_id, status, result, granted, *spent in rows
+            for job_id, (status, result, granted, *spent) in rows.items()
+            if status
         ]
         return build_batch_document(fields) | {"jobs": jobs if "input" not in fields else None}
 
@@ -120,6 +125,9 @@ class BatchStore:
             case "cancelled":
                 raise JobCancelled(claim.job_id)
         return None
+
+
+_SPENT = ("usage:generated", "usage:verifier_computed")
 
 
 def _get_key(batch_id: str) -> str:

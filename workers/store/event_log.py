@@ -1,19 +1,23 @@
-"""A job's Redis stream: its events for clients. Events with a key form the journal."""
+"""A job's stream: its events for clients, in Redis or in the archive. Events with a key form the journal."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reasoner.jobs.events import Event
 from reasoner.jobs.job import find_end
 from reasoner.jobs.journal import Entry
+from workers.archive.errors import ArchiveDown
 from workers.store import serialization
 from workers.store.broker_errors import BROKER_DOWN
 from workers.store.redis_client import BLOCK_SECONDS, RedisClient
 from workers.store.serialization import job_key
+
+if TYPE_CHECKING:  # a worker loads no database library
+    from workers.archive.archive import Archive
 
 _PAGE_SIZE = 200
 _RECONNECT_SECONDS = 0.5
@@ -26,9 +30,16 @@ class ShuttingDown(Exception):
 class EventLog(RedisClient):
     """Reads the streams of jobs."""
 
-    def __init__(self, url: str, *, retry_seconds: float = 0.0) -> None:
+    def __init__(self, url: str, *, retry_seconds: float = 0.0, archive: Archive | None = None) -> None:
+        """``archive``: of the jobs that are no longer in Redis; a worker, whose jobs have not ended, needs none."""
         super().__init__(url, retry_seconds=retry_seconds)
+        self.archive = archive
         self._closing = asyncio.Event()
+
+    async def close(self) -> None:
+        await super().close()
+        if self.archive is not None:
+            await self.archive.close()
 
     def end_waits(self) -> None:
         """End every wait for a job because this process is about to end. Events that have arrived are still yielded."""
@@ -36,7 +47,11 @@ class EventLog(RedisClient):
 
     async def load_events(self, job_id: str, after: int = 0) -> list[Event]:
         """Return the events behind number ``after`` that the stream holds now."""
-        return [serialization.event(entry_id, fields) for entry_id, fields in await self._read_all(job_id, after)]
+        rows = await self._read_all(job_id, after)
+        # A stream that was moved to the archive meanwhile may have been cut off.
+        if self.archive is not None and not await self.command("EXISTS", job_key(job_id)):
+            rows = await self._read_archived(job_id, after)
+        return [serialization.event(entry_id, fields) for entry_id, fields in rows]
 
     async def load_entries(self, job_id: str) -> list[Entry]:
         """Return the journal."""
@@ -53,10 +68,13 @@ class EventLog(RedisClient):
             try:
                 rows = await self._read_page(job_id, after)
                 if not rows:
-                    if has_ended or not await self.command("EXISTS", job_key(job_id)):
+                    if has_ended:
                         return
-                    rows = await self._await_events(job_id, after)
-            except BROKER_DOWN:
+                    if await self.command("EXISTS", job_key(job_id)):
+                        rows = await self._await_events(job_id, after)
+                    elif not (rows := await self._read_archived(job_id, after)):
+                        return
+            except (ArchiveDown, *BROKER_DOWN):
                 await self._wait_for_broker()
                 rows = []
             for entry_id, fields in rows:
@@ -81,6 +99,10 @@ class EventLog(RedisClient):
             if len(page) < _PAGE_SIZE:
                 return rows
             after = int(page[-1][0].removesuffix("-0"))
+
+    async def _read_archived(self, job_id: str, after: int) -> list[Any]:
+        rows = None if self.archive is None else await self.archive.load_entries(job_id)
+        return [row for row in rows or () if int(row[0].removesuffix("-0")) > after]
 
     async def _read_page(self, job_id: str, after: int) -> list[Any]:
         """Read a part of the stream: reading all of a long one takes longer than a command may."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import math
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -19,13 +19,13 @@ from workers.config.rate_limits import Quota
 from workers.store import serialization
 from workers.store.broker_errors import BROKER_DOWN
 from workers.store.claims import Claims
-from workers.store.event_log import EventLog, ShuttingDown
+from workers.store.event_log import ShuttingDown
+from workers.store.history import JobHistory
+from workers.store.history import NoSuchJob as NoSuchJob
 from workers.store.reaping import Reaping
 from workers.store.redis_client import RedisClient
-from workers.store.request_origin import ORIGIN, Origin
+from workers.store.request_origin import ORIGIN
 from workers.store.serialization import JobDocument, job_key, to_json
-
-_PAGE_SIZE = 100
 
 
 class QueueFull(Exception):
@@ -36,10 +36,6 @@ class IdempotencyConflict(Exception):
     """The same idempotency key came with another body."""
 
 
-class NoSuchJob(Exception):
-    """There is no job with this id."""
-
-
 class JobActive(Exception):
     """Only a job that has ended can be deleted."""
 
@@ -48,8 +44,8 @@ class NotRetryable(Exception):
     """The job has not failed, or its share of a batch's budget is used up; the message gives the reason."""
 
 
-class JobStore(EventLog, Claims, Reaping):
-    """One event loop's access to the jobs: the operations of clients here, the others in the base classes."""
+class JobStore(JobHistory, Claims, Reaping):
+    """One event loop's access to the jobs: what clients change here, the other operations in the base classes."""
 
     async def submit(
         self,
@@ -89,54 +85,9 @@ class JobStore(EventLog, Claims, Reaping):
             return None if job_id is None else await self.get(job_id)
         return None
 
-    async def check_owner(self, job_id: str, owner: str | None) -> None:
-        """Raise ``NoSuchJob`` for a job of another owner; ``None`` may see the jobs of all owners.
-
-        The other methods trust the id of a job: check each id that comes from a client here first. An owner never
-        changes, so the check stays valid.
-        """
-        if owner is not None and await self.command("HGET", job_key(job_id), "owner") != owner:
-            raise NoSuchJob(job_id)
-
-    async def get(self, job_id: str) -> JobDocument:
-        """Return the job. Raises ``NoSuchJob``."""
-        fields = await self.command("HGETALL", job_key(job_id))
-        if not fields:
-            raise NoSuchJob(job_id)
-        return serialization.document(fields)
-
-    async def get_form(self, job_id: str) -> str | None:
-        """Return the ``form`` given to ``submit``; ``None`` if there was none, or there is no such job."""
-        form: str | None = await self.command("HGET", job_key(job_id), "form")
-        return form
-
-    async def get_owner(self, job_id: str) -> str:
-        """Return the owner of a job. Raises ``NoSuchJob``."""
-        owner = await self.command("HGET", job_key(job_id), "owner")
-        if owner is None:
-            raise NoSuchJob(job_id)
-        return str(owner)
-
-    async def get_origin(self, job_id: str) -> Origin:
-        """Return the origin of a job; an empty one if there is no such job."""
-        return Origin.from_json(await self.command("HGET", job_key(job_id), "origin") or "{}")
-
-    async def list_jobs(
-        self, *, owner: str | None, after: str | None, limit: int, status: str | None
-    ) -> list[JobDocument]:
-        """Return jobs from newest to oldest, beginning behind the job ``after``; of all owners with ``owner`` None.
-
-        Raises ``NoSuchJob`` if there is no job ``after``.
-        """
-        rows = await self.script("list", owner or "", after or "", limit, status or "")
-        if rows is None:
-            raise NoSuchJob(after)
-        return [serialization.document(dict(zip(row[::2], row[1::2], strict=True))) for row in rows]
-
     async def cancel(self, job_id: str) -> JobDocument:
         """Cancel a job; one that has ended stays as it is. Raises ``NoSuchJob``."""
-        if await self.script("cancel", job_id, await self.compute_best_so_far(job_id)) == "gone":
-            raise NoSuchJob(job_id)
+        await self.script("cancel", job_id, await self.compute_best_so_far(job_id))
         return await self.get(job_id)
 
     async def cancel_abandoned(self, job_id: str) -> None:
@@ -171,10 +122,23 @@ class JobStore(EventLog, Claims, Reaping):
     async def delete(self, job_id: str) -> None:
         """Delete a job that has ended. Raises ``NoSuchJob``, ``JobActive``."""
         outcome = await self.script("delete", job_id)
-        if outcome == "gone":
-            raise NoSuchJob(job_id)
         if outcome == "active":
             raise JobActive(job_id)
+        if outcome == "ok":
+            return
+        archived = await self.load_archived([job_id])
+        if outcome == "gone" and not archived:
+            raise NoSuchJob(job_id)
+        await self.delete_archived(list(archived.values()))
+
+    async def delete_archived(self, jobs: Sequence[Mapping[str, str]]) -> None:
+        """Delete jobs of the archive by their hashes, and their places in batches and idempotency keys in Redis."""
+        if self.archive is None or not jobs:
+            return
+        for fields in jobs:
+            traces = (fields.get("batch", ""), fields.get("idempotency", ""))
+            await self.script("archive_delete", fields["id"], fields["owner"], *traces)
+        await self.archive.delete([fields["id"] for fields in jobs])
 
     async def retry(self, job_id: str, *, queue_cap: int, quota: Quota | None = None) -> JobDocument:
         """Queue a failed job again, with the journal that it has. ``quota``: as for ``submit``.
@@ -182,6 +146,7 @@ class JobStore(EventLog, Claims, Reaping):
         Raises ``NoSuchJob``, ``NotRetryable``, ``QueueFull``, ``QuotaExceeded``.
         """
         quota = quota or Quota()
+        await self._bring_back(job_id)
         outcome, *details = await self.script("retry", job_id, queue_cap, quota.to_json())
         match outcome:
             case "ok":
@@ -199,37 +164,27 @@ class JobStore(EventLog, Claims, Reaping):
             case "shared":
                 raise NotRetryable("its batch was cancelled, or its share of the budget has gone to other jobs")
             case status:
-                raise NotRetryable(f"only a failed job can be retried, and this one is {status}")
+                raise NotRetryable(_describe_unfailed(status))
+
+    async def _bring_back(self, job_id: str) -> None:
+        """Bring a failed job back from the archive."""
+        if self.archive is None or await self.command("EXISTS", job_key(job_id)):
+            return
+        fields = (await self.load_archived([job_id])).get(job_id)
+        entries = await self.archive.load_entries(job_id)
+        if fields is None or entries is None:
+            return
+        if fields["status"] != "failed":
+            raise NotRetryable(_describe_unfailed(fields["status"]))
+        arguments: list[str | int] = [job_id, 2 * len(fields), *chain.from_iterable(fields.items())]
+        for entry_id, parts in entries:
+            arguments += (entry_id, 2 * len(parts), *chain.from_iterable(parts.items()))
+        await self.script("archive_restore", *arguments)
 
     async def get_broker_time(self) -> float:
         """Return the broker's clock in seconds since the epoch. All times of jobs are by this clock."""
         seconds, microseconds = await self.command("TIME")
         return int(seconds) + int(microseconds) / 1e6
-
-    async def iterate_ended(
-        self, owner: str | None, since: float, until: float, after: str | None = None
-    ) -> AsyncIterator[str]:
-        """Yield the ids of the jobs that ended in this time, in the order of their ends; of all owners with None.
-
-        Each is returned once, even if jobs end or are deleted meanwhile. Of those that ended at ``since``, which are in
-        the order of their ids, only those behind ``after`` are there.
-        """
-        first, last = round(since * 1000), math.floor(until * 1000)
-        lowest = first
-        # Ids that ended in the millisecond ``lowest``: many may, when a batch is cancelled.
-        seen: set[str] = set()
-        while True:
-            rows = await self.script("ended", owner or "", lowest, last, len(seen) + _PAGE_SIZE)
-            pairs = zip(rows[::2], map(int, rows[1::2]), strict=True)
-            unseen = [(job_id, ended) for job_id, ended in pairs if job_id not in seen]
-            for job_id, ended in unseen:
-                if ended > lowest:
-                    lowest, seen = ended, set()
-                seen.add(job_id)
-                if after is None or ended > first or job_id > after:
-                    yield job_id
-            if not unseen:
-                return
 
     async def wait_for_end(self, job_id: str, seconds: float) -> JobDocument:
         """Return the job when it has ended, or its state at the time limit. Raises ``NoSuchJob``."""
@@ -241,6 +196,10 @@ class JobStore(EventLog, Claims, Reaping):
                 async for _ in self.follow(job_id, job["last_seq"]):
                     pass
         return await self.get(job_id)
+
+
+def _describe_unfailed(status: str) -> str:
+    return f"only a failed job can be retried, and this one is {status}"
 
 
 def new_id(kind: str) -> str:
@@ -263,8 +222,8 @@ async def find_submitted(
     key, digest = idempotency_record(kind, owner, idempotency)
     if not key:
         return None
-    earlier, body = await store.command("HMGET", key, "job", "digest")
-    if earlier is None or not await store.command("EXISTS", f"reasoner:{kind}:{earlier}"):
+    earlier, body, archived = await store.command("HMGET", key, "job", "digest", "archived")
+    if earlier is None or not (archived or await store.command("EXISTS", f"reasoner:{kind}:{earlier}")):
         return None
     return check_submitted("replayed" if body == digest else "conflict", [earlier], Quota())
 

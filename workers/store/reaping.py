@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from reasoner.jobs.job import TERMINAL_STATUSES
+from workers.archive.filters import DEAD
+from workers.archive.record import JobRecord
 from workers.store.broker_errors import BrokerRefused, read_eviction_policy
 from workers.store.redis_client import RedisClient
 from workers.store.serialization import to_json
 
-DEAD: Final = "dead"
-"""Filter of job lists besides the statuses: failed jobs that repeatedly lost their worker without progress."""
 RESEND_SECONDS = 5.0
 """The interval after which the wake-up of a lost job or webhook that nobody has claimed is sent again."""
 JOB_PLACEHOLDER: Final = "JOB-ID"
@@ -71,6 +71,25 @@ class Reaping(RedisClient):
         moved = "" if exported is None else exported
         upto = await self.script("export_spans", holder, round(seconds * 1000), moved)
         return None if upto is None else int(upto)
+
+    async def claim_for_archive(
+        self, holder: str, seconds: float, age: float, limit: int
+    ) -> tuple[str, list[str]] | None:
+        """Hold the right to move jobs to the archive, and mark some that ended ``age`` seconds ago or earlier.
+
+        Return the number of this pass and the jobs; ``None`` while another process holds the right.
+        """
+        claimed = await self.script("archive_claim", holder, round(seconds * 1000), round(age * 1000), limit)
+        return None if claimed is None else (claimed[0], claimed[1:])
+
+    async def settle_archived(self, number: str, records: Sequence[JobRecord], stale: Sequence[str]) -> int:
+        """Remove the jobs that a pass has stored in the archive and that have not changed since; return their number.
+
+        ``stale``: jobs that the pass found gone or active, and removed from the archive.
+        """
+        read = [part for record in records for part in (record.id, record.fields["seq"], record.fields["finished"])]
+        unread = [part for job_id in stale for part in (job_id, "", "")]
+        return int(await self.script("archive_settle", number, *read, *unread))
 
     async def get_stats(self) -> tuple[dict[str, int], dict[str, float]]:
         """Return the number of jobs by status (dead ones too), and the counters over all jobs so far."""

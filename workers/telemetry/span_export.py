@@ -23,6 +23,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from reasoner.jobs.job import TERMINAL_STATUSES
+from workers.archive.errors import ArchiveDown
 from workers.store.broker_errors import BROKER_DOWN
 from workers.store.jobs import JobStore, NoSuchJob
 from workers.telemetry.search_spans import JOB, SpanRecord, derive_span_id, derive_trace_id, describe_search
@@ -81,7 +82,7 @@ class SpanExport:
         """Export once. Return False, and log the reason when it is new, if that was not possible."""
         try:
             await self.export_ended()
-        except BROKER_DOWN:
+        except (ArchiveDown, *BROKER_DOWN):
             return False  # logged by the reaper
         except NotExportedError:
             if self._failing_since is None:
@@ -109,7 +110,7 @@ class SpanExport:
         async for job_id in self._store.iterate_ended(None, (exported + 1) / 1000, (until + 0.5) / 1000):
             try:
                 ended, spans = await self._read_spans(job_id)
-            except BROKER_DOWN:
+            except (ArchiveDown, *BROKER_DOWN):
                 raise
             except Exception:  # one job cannot keep the spans of all that ended after it
                 log.exception("the spans of a job could not be read: it is left out", job=job_id)

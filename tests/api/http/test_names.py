@@ -96,7 +96,7 @@ async def test_a_served_model_that_ends_as_an_effort_is_that_model_at_every_door
         ):
             answer = await client.post(door, json={"model": model, bound: 80_000} | body, timeout=30)
             assert answer.status_code == 200, answer.text
-            [newest] = await store.list_jobs(owner=None, after=None, limit=1, status=None)
+            [newest] = (await store.list_jobs(owner=None, after=None, limit=1)).jobs
             spec = newest["spec"]
             assert (spec.get("name"), spec["model"], spec["budget"]["tokens"]) == expected
 

@@ -39,7 +39,7 @@ async def test_the_beginning_of_a_filtered_answer_is_the_answer(settings: Settin
         assert (response.output_text, response.status) == ("It is", "incomplete")
         assert response.incomplete_details is not None
         assert response.incomplete_details.reason == "content_filter"
-    (job, _) = await store.list_jobs(owner=None, after=None, limit=9, status=None)
+    (job, _) = (await store.list_jobs(owner=None, after=None, limit=9)).jobs
     assert job["status"] == "incomplete"
     assert WORDS in job["result"]["note"]
 

@@ -62,5 +62,5 @@ async def test_ctrl_c_ends_a_command_that_waits_with_130(
         _, errors = await command.communicate()
     assert command.returncode == 130, errors.decode()
     assert b"Traceback" not in errors
-    [left] = await store.list_jobs(owner=None, after=None, limit=2, status=None)
+    [left] = (await store.list_jobs(owner=None, after=None, limit=2)).jobs
     assert (left["status"] == "cancelled") == cancels

@@ -34,7 +34,7 @@ async def the_job(store: JobStore) -> dict[str, Any]:
     jobs: list[Any] = []
 
     async def look() -> bool:
-        jobs[:] = await store.list_jobs(owner=None, after=None, limit=2, status=None)
+        jobs[:] = (await store.list_jobs(owner=None, after=None, limit=2)).jobs
         return bool(jobs)
 
     await until(look)

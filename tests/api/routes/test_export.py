@@ -18,7 +18,7 @@ from tests.workers.store.test_dead_letters import give_up
 from workers.broker.reaper import Reaper
 from workers.broker.wakeups import make_celery, make_templates
 from workers.config.settings import Settings
-from workers.store import jobs as jobs_module
+from workers.store import history as history_module
 from workers.store.files import FileStore
 from workers.store.jobs import JobStore
 
@@ -70,7 +70,7 @@ async def test_an_export_continues_after_the_previous_one(client: httpx.AsyncCli
 async def test_jobs_that_ended_at_the_same_time_are_exported_once_each_over_any_number_of_pages(
     store: JobStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs_module, "_PAGE_SIZE", 3)
+    monkeypatch.setattr(history_module, "_PAGE_SIZE", 3)
     jobs = [await submit(store) for _ in range(20)]
     for job_id in jobs:
         await store.cancel(job_id)

@@ -29,6 +29,7 @@ from reasoner.jobs.job import Job
 from tests.api.conftest import serving
 from tests.api.openai_client import MODEL, QUESTION, listening, working
 from tests.scripted import ScriptedEngine
+from workers.archive.filters import JobFilter
 from workers.config.settings import Settings
 from workers.store.file_batches import FileBatch, FileBatchStore, NewFileBatch
 from workers.store.files import FileStore, NoSuchFile, StoredFile
@@ -405,7 +406,7 @@ async def test_few_jobs_of_a_long_file_wait_at_a_time_and_no_process_is_needed_t
             pytest.fail("the batch does not end")
     assert list(answers) == [str(n) for n in range(num_lines)]
     assert 0 < highest <= 8
-    assert len(await store.list_jobs(owner=None, after=None, limit=1000, status=None)) == num_lines
+    assert len((await store.list_jobs(owner=None, after=None, limit=1000)).jobs) == num_lines
 
 
 async def test_lists_have_both_kinds_and_pages_that_openais_client_follows(ai: AsyncOpenAI) -> None:
@@ -443,7 +444,7 @@ async def test_a_line_whose_job_was_deleted_is_an_error_and_a_failed_one_cannot_
             jobs: list[dict[str, Any]] = []
             while len(jobs) < 3:
                 await asyncio.sleep(0.02)
-                jobs = await store.list_jobs(owner=None, after=None, limit=9, status=None)
+                jobs = (await store.list_jobs(owner=None, after=None, limit=9)).jobs
             held = await store.claim(jobs[0]["id"], lease=60, max_attempts=3, worker="w")
             assert held is not None
             await store.finish(held, "failed")
@@ -566,7 +567,7 @@ async def test_a_line_for_a_model_that_is_away_waits_as_any_job(settings: Settin
         async with asyncio.timeout(60):
             jobs: list[dict[str, Any]] = []
             while len(jobs) < 2:
-                jobs = await store.list_jobs(owner=None, after=None, limit=9, status="queued")
+                jobs = (await store.list_jobs(JobFilter("queued"), owner=None, after=None, limit=9)).jobs
                 await asyncio.sleep(0.02)
         assert {job["spec"]["model"] for job in jobs} == {"far", MODEL}
         assert {job["batch"] for job in jobs} == {batch.id}

@@ -153,7 +153,7 @@ async def test_a_refused_job_reserves_and_records_nothing(store: JobStore) -> No
         with pytest.raises(QuotaExceeded):
             await store.submit(spec(60), owner="ann", queue_cap=9, idempotency=("k", "d"), quota=quota)
     assert await booked(store) == 0
-    assert await store.list_jobs(owner=None, after=None, limit=9, status=None) == []
+    assert (await store.list_jobs(owner=None, after=None, limit=9)).jobs == []
     _, created = await store.submit(spec(60), owner="ann", queue_cap=9, idempotency=("k", "d"), quota=Quota(1, 60))
     assert created
     _, created = await store.submit(spec(60), owner="ann", queue_cap=9, idempotency=("k", "d"), quota=Quota(1, 60))

@@ -17,12 +17,12 @@ from tests.scripted import ScriptedEngine
 from tests.specs import build_spec
 from tests.workers.store.helpers import RESULT, claim, entry, expire, submit, types
 from tests.workers.store.test_batches import submit as submit_batch
+from workers.archive.filters import DEAD, JobFilter
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.batches import BatchStore
 from workers.store.claims import Claim
 from workers.store.jobs import JobStore, NoSuchJob, NotRetryable, QueueFull
-from workers.store.reaping import DEAD
 
 
 async def give_up(store: JobStore, url: str, job_id: str, *, wrote: int = 2) -> None:
@@ -35,14 +35,14 @@ async def give_up(store: JobStore, url: str, job_id: str, *, wrote: int = 2) -> 
 
 
 async def dead(store: JobStore) -> list[str]:
-    return [job["id"] for job in await store.list_jobs(owner=None, after=None, limit=10, status=DEAD)]
+    return [job["id"] for job in (await store.list_jobs(JobFilter(DEAD), owner=None, after=None, limit=10)).jobs]
 
 
 async def test_a_dead_job_is_listed_with_its_reason_and_an_ordinary_failure_is_not(store: JobStore, url: str) -> None:
     poison, wrong = await submit(store), await submit(store)
     await give_up(store, url, poison)
     await store.finish(await claim(store, wrong), "failed", error=JobError(code="engine_error", message="no"))
-    (found,) = await store.list_jobs(owner=None, after=None, limit=10, status=DEAD)
+    (found,) = (await store.list_jobs(JobFilter(DEAD), owner=None, after=None, limit=10)).jobs
     assert (found["id"], found["error"]["code"]) == (poison, "max_attempts")
     counts, _ = await store.get_stats()
     assert (counts["failed"], counts[DEAD]) == (2, 1)

@@ -22,6 +22,7 @@ from tests.workers.store.helpers import (
     submit,
     types,
 )
+from workers.archive.filters import JobFilter
 from workers.store.jobs import IdempotencyConflict, JobActive, JobStore, NoSuchJob, QueueFull
 from workers.store.reaping import WakeupTemplates
 
@@ -314,7 +315,9 @@ async def test_pages_are_newest_first_and_complete(store: JobStore) -> None:
 
     async def walk(status: str | None) -> list[str]:
         seen: list[str] = []
-        while page := await store.list_jobs(owner=None, after=seen[-1] if seen else None, limit=2, status=status):
+        while page := (
+            await store.list_jobs(JobFilter(status), owner=None, after=seen[-1] if seen else None, limit=2)
+        ).jobs:
             seen += [job["id"] for job in page]
         return seen
 
@@ -322,7 +325,7 @@ async def test_pages_are_newest_first_and_complete(store: JobStore) -> None:
     assert await walk("cancelled") == ids[::2][::-1]
     assert await walk("queued") == ids[1::2][::-1]
     with pytest.raises(NoSuchJob):
-        await store.list_jobs(owner=None, after="job_" + "0" * 32, limit=2, status=None)
+        await store.list_jobs(owner=None, after="job_" + "0" * 32, limit=2)
 
 
 async def test_a_new_job_is_sent_once_and_again_only_if_its_message_is_lost(store: JobStore, url: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.seeds import shift
 from tests.workers.store.helpers import SPEC, claim, submit
 from tests.workers.store.test_batches import submit as submit_batch
+from workers.archive.filters import JobFilter
 from workers.store.batches import BatchStore, NoSuchBatch
 from workers.store.jobs import IdempotencyConflict, JobStore, NoSuchJob
 
@@ -17,7 +18,9 @@ OWNERS = ("ann", "bob", "cem")
 
 async def walk(store: JobStore, owner: str | None, status: str | None = None) -> list[str]:
     seen: list[str] = []
-    while page := await store.list_jobs(owner=owner, after=seen[-1] if seen else None, limit=2, status=status):
+    while page := (
+        await store.list_jobs(JobFilter(status), owner=owner, after=seen[-1] if seen else None, limit=2)
+    ).jobs:
         seen += [job["id"] for job in page]
     return seen
 
@@ -70,7 +73,7 @@ async def test_a_cursor_of_another_owner_is_invalid(store: JobStore) -> None:
     job_id = await submit(store, owner="ann")
     batch_id, _ = await submit_batch(store, 1, 10, owner="ann")
     with pytest.raises(NoSuchJob):
-        await store.list_jobs(owner="bob", after=job_id, limit=9, status=None)
+        await store.list_jobs(owner="bob", after=job_id, limit=9)
     with pytest.raises(NoSuchBatch):
         await BatchStore(store).list_batches(owner="bob", after=batch_id, limit=9)
 

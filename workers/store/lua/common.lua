@@ -6,7 +6,7 @@
 --                            stalled (consecutive attempts that wrote nothing new to the journal),
 --                            waiting (why it was released), detail (the engine's words), unserved (since when, ms),
 --                            releases (in a row for its engine), away (those among them that found none),
---                            best (the result of its journal at the cancellation),
+--                            best (the result of its journal at the cancellation), idempotency (the key of its record),
 --                            usage:*, form (data of the request that the route needs besides the spec)
 --   reasoner:job:ID:log      stream: the journal and the events, entry ids are SEQ-0
 --   reasoner:job:ID:keys     set: keys of the journal's entries, until the job ends for good (a failed one may be retried)
@@ -25,11 +25,15 @@
 --   reasoner:deadlines       sorted set of ids of jobs that have not begun by the time (ms) at which they expire
 --   reasoner:webhooks        likewise for ids of ended jobs whose webhook is pending; their hashes have webhook (its
 --                            address) and webhook:state, :attempt, :token, :at (not before), :seq (of the end), :error
+--   reasoner:archiving       hash: ids of ended jobs that are being moved to the archive, each with the pass that moves it,
+--                            and of jobs that were brought back from there, whose rows are to be removed
+--   reasoner:archiver        hash: the process that moves jobs (holder), the end (till, ms) of its right to do so, and the
+--                            number of passes
 --   reasoner:waiting         set of ids: jobs that were released because no engine answered, until one does
 --   reasoner:sent            hash: the number of messages sent to each queue so far, QUEUE:claimed (those whose worker has
 --                            claimed a job, and the lost ones), QUEUE:gone (those that had left the queue at QUEUE:at, ms)
 --   reasoner:wakeups         hash: the messages of Celery's that wake a job (run) and its webhook, with placeholders
---   reasoner:idempotency:*   hash: job and digest of the body, for a day
+--   reasoner:idempotency:*   hash: job and digest of the body, for a day; archived: 1 if the job is in the archive
 --   reasoner:quota:OWNER:DAY   tokens spent by the owner's jobs of that day (since the epoch), plus those reserved by
 --                            unfinished ones: the hash of a job or a batch has its quota, and the amount reserved there
 --   reasoner:key:ID          hash: name, owner, scopes, digest, created, expires, revoked
@@ -67,6 +71,7 @@ local LOOKED = 'reasoner:looked'
 local WAITING, DEADLINES = 'reasoner:waiting', 'reasoner:deadlines'
 local SHARES, OWNERS, WAKEUPS = 'reasoner:shares', 'reasoner:owners', 'reasoner:wakeups'
 local MAX_WAKEUPS = 2000 -- in a queue, for any number of ready jobs: more than workers take between two sweeps
+local ARCHIVING, ARCHIVER = 'reasoner:archiving', 'reasoner:archiver'
 local FILES = 'reasoner:files'
 local SPANS = 'reasoner:spans'
 local OPEN_BATCHES, ENDED_BATCHES = 'reasoner:batches:open', 'reasoner:batches:ended'
@@ -365,8 +370,8 @@ end
 
 -- Return the response to a repeated submission with this idempotency key, or nothing if it is the first one.
 local function find_repeat(idempotency, digest, key_of)
-  local earlier, body = unpack(redis.call('HMGET', idempotency, 'job', 'digest'))
-  if earlier and redis.call('EXISTS', key_of(earlier)) == 1 then
+  local earlier, body, archived = unpack(redis.call('HMGET', idempotency, 'job', 'digest', 'archived'))
+  if earlier and (archived or redis.call('EXISTS', key_of(earlier)) == 1) then
     return { body == digest and 'replayed' or 'conflict', earlier }
   end
 end
@@ -516,9 +521,18 @@ local function holds_batch(batch, token)
   return redis.call('HGET', batch_key(batch), 'token') == token
 end
 
--- Delete all keys of a job that has ended.
-local function delete_job(id)
-  local status, owner, batch = unpack(redis.call('HMGET', job_key(id), 'status', 'owner', 'batch'))
+-- Forget a job of a batch that is deleted.
+local function leave_batch_list(batch, owner, id)
+  if redis.call('LREM', batch_key(batch) .. ':jobs', 1, id) == 1 then -- otherwise a line of a file
+    if redis.call('EXISTS', batch_key(batch) .. ':jobs') == 0 then -- that was the last job, so delete the batch
+      delete_batch(batch, owner)
+    end
+  end
+end
+
+-- Remove all keys of a job that has ended.
+local function remove_job(id)
+  local status, owner = unpack(redis.call('HMGET', job_key(id), 'status', 'owner'))
   for _, index in ipairs({ JOBS, owned(owner) }) do
     for _, kind in ipairs({ '', ':' .. status, ':dead', ':ended' }) do
       redis.call('ZREM', index .. kind, id)
@@ -526,10 +540,13 @@ local function delete_job(id)
   end
   redis.call('ZREM', WEBHOOKS, id)
   redis.call('DEL', job_key(id), job_key(id) .. ':log', job_key(id) .. ':keys')
-  if batch and redis.call('LREM', batch_key(batch) .. ':jobs', 1, id) == 1 then -- otherwise a line of a file
-    if redis.call('EXISTS', batch_key(batch) .. ':jobs') == 0 then -- that was the last job, so delete the batch
-      delete_batch(batch, owner)
-    end
+end
+
+local function delete_job(id)
+  local owner, batch = unpack(redis.call('HMGET', job_key(id), 'owner', 'batch'))
+  remove_job(id)
+  if batch then
+    leave_batch_list(batch, owner, id)
   end
 end
 

@@ -1,4 +1,4 @@
--- Delete a job that has ended.
+-- Delete a job that has ended. Return 'moving' if the archive may have it, too.
 local id = ARGV[1]
 local status = redis.call('HGET', job_key(id), 'status')
 if not status then
@@ -7,4 +7,4 @@ elseif status == 'queued' or status == 'in_progress' then
   return 'active'
 end
 delete_job(id)
-return 'ok'
+return redis.call('HEXISTS', ARCHIVING, id) == 1 and 'moving' or 'ok'

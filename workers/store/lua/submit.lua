@@ -21,4 +21,7 @@ record(id, spec, priority, owner, origin, now)
 if form ~= '' then
   redis.call('HSET', job_key(id), 'form', form)
 end
+if idempotency ~= '' then
+  redis.call('HSET', job_key(id), 'idempotency', idempotency)
+end
 return { 'created', id, redis.call('HGETALL', job_key(id)) }

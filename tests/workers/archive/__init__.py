@@ -1,0 +1,1 @@
+"""Tests of the archive: its database, and moving jobs there."""
