@@ -36,7 +36,7 @@ from api.mcp.errors import PATH as MCP_PATH
 from api.openai.chat import routes as chat_routes
 from api.openai.errors import OPENAI_ERRORS
 from api.openai.responses import routes as responses_routes
-from api.routes import batches, export, files, jobs, keys, message_batches, pages, selections, service
+from api.routes import batches, export, files, jobs, keys, message_batches, pages, selections, service, usage
 from engine.protocol.types import EngineClient
 from engine.remote.health import Health
 from workers.broker.archiver import Archiver
@@ -118,7 +118,7 @@ def _add_routes(app: FastAPI, mcp: McpEndpoint) -> None:
     # The export is before /v1/jobs/{job_id}, which matches it too.
     for routes in (
         *(export, jobs, selections, batches, files, keys),
-        *(chat_routes, responses_routes, messages_routes, message_batches, service, pages),
+        *(chat_routes, responses_routes, messages_routes, message_batches, service, usage, pages),
     ):
         # An included router builds all of its routes again at its first request, for a third of a second.
         app.router.routes.extend(routes.router.routes)

@@ -6,6 +6,9 @@ import { SubmitForm } from "./form.js";
 import { History } from "./history.js";
 import { Search } from "./search.js";
 import { Refusal, call, key } from "./service.js";
+import { Batches } from "./views/batches.js";
+import { Compare } from "./views/compare.js";
+import { Operations } from "./views/operations.js";
 
 const POLL = 2_000;
 const HEALTH = 10_000;
@@ -20,15 +23,20 @@ const form = new SubmitForm((job) => {
 });
 
 /** Views besides the jobs: an address each, and an object with `open(...parts of the address)` and `close()`. */
-const VIEWS = [];
+const VIEWS = [
+  { name: "batches", address: /^#(?:batches|(batch_[0-9a-f]{32}))$/, page: new Batches() },
+  { name: "compare", address: new RegExp(`^#compare/(${JOB})(?:/(${JOB}))?$`), page: new Compare(history) },
+  { name: "service", address: /^#service$/, page: new Operations() },
+];
 let view = null; // the open one of them; the jobs without one
 
 /** Shows what the address names. Returns false if that is no job. */
 function navigate() {
   const [, id, step] = new RegExp(`^#(${JOB})(?:/([\\d.]+))?$`).exec(location.hash) ?? [];
   const found = VIEWS.map((other) => [other, other.address.exec(location.hash)]).find(([, match]) => match);
-  view?.page.close();
-  view = found?.[0] ?? null;
+  const next = found?.[0] ?? null;
+  if (view !== next) view?.page.close();
+  view = next;
   document.body.dataset.view = view?.name ?? "jobs";
   for (const link of document.querySelectorAll(".views a")) put(link, "aria-current", link.dataset.view === document.body.dataset.view ? "page" : "false");
   if (found) view.page.open(...found[1].slice(1));

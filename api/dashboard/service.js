@@ -8,10 +8,10 @@ const PATIENCE = 30_000;
 const MAX_SILENCE = 60_000; // milliseconds; the service sends a comment far more often
 const LONGEST_PAUSE = 8_000;
 
-/** An error response of the service: a problem document. */
+/** An error response of the service: a problem document, or an error in OpenAI's format. */
 export class Refusal extends Error {
   constructor(status, problem) {
-    super(problem.detail ?? problem.title ?? `HTTP ${status}`);
+    super(problem.detail ?? problem.error?.message ?? problem.title ?? `HTTP ${status}`); // OpenAI's routes have 'error'
     this.status = status;
     this.errors = problem.errors ?? [];
   }

@@ -10,7 +10,7 @@ from starlette.types import Scope
 from api.conversation.error_format import ErrorFormat
 from api.http.problems import Problem, ProblemDocument
 
-_OWN_PATHS = ("/v1/jobs", "/v1/keys", "/v1/select", "/v1/strategies", "/v1/verifiers")
+_OWN_PATHS = ("/v1/jobs", "/v1/keys", "/v1/select", "/v1/strategies", "/v1/usage", "/v1/verifiers")
 """Paths under /v1 that are not OpenAI's, with their subpaths: their errors stay problem documents."""
 _MISPLACED = ("/chat/completions", "/responses", "/completions", "/embeddings", "/models")
 """Paths that OpenAI's clients call if the address that they were given lacks /v1."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
+from reasoner.base_model import StrictModel
 from reasoner.jobs.job import TERMINAL_STATUSES
 from workers.archive.filters import DEAD
 from workers.archive.record import JobRecord
@@ -21,6 +24,17 @@ TAG_PLACEHOLDER: Final = "DELIVERY-TAG"
 """Stands for what tells one message from another."""
 _MAX_REAPED = 1000
 _MAX_EXPIRED = 100
+
+
+class DailyUsage(StrictModel):
+    """The spend of one owner's jobs that ended on one day (UTC), with what they spent on earlier days."""
+
+    day: str
+    owner: str
+    jobs: int
+    tokens: int
+    """Generated tokens plus tokens that verifiers computed, as budgets count them."""
+    cost: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +111,27 @@ class Reaping(RedisClient):
         counts = [await self.command("ZCARD", f"reasoner:jobs:{status}") for status in statuses]
         counters = await self.command("HGETALL", "reasoner:stats")
         return dict(zip(statuses, counts, strict=True)), {name: float(value) for name, value in counters.items()}
+
+    async def get_usage(self, num_days: int, owner: str | None = None) -> list[DailyUsage]:
+        """Return the spend of the jobs that ended on each of the last days, today first, by owner.
+
+        ``owner``: the only one; ``None`` for all.
+        """
+        today, rows = int(time.time() // 86_400), []
+        for day in range(today, today - num_days, -1):
+            counted: dict[str, dict[str, float]] = {}
+            for name, value in (await self.command("HGETALL", f"reasoner:usage:{day}")).items():
+                spender, field = name.split(" ")
+                counted.setdefault(spender, {})[field] = float(value)
+            date = datetime.fromtimestamp(day * 86_400, UTC).date().isoformat()
+            rows += [
+                DailyUsage(
+                    day=date, owner=spender, jobs=int(spent["jobs"]), tokens=int(spent["tokens"]), cost=spent["cost"]
+                )
+                for spender, spent in sorted(counted.items())
+                if owner in (None, spender)
+            ]
+        return rows
 
     async def get_eviction_policy(self) -> str | None:
         """Return the broker's ``maxmemory-policy``; ``None`` if its user may not ask."""

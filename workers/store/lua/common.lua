@@ -36,6 +36,8 @@
 --   reasoner:idempotency:*   hash: job and digest of the body, for a day; archived: 1 if the job is in the archive
 --   reasoner:quota:OWNER:DAY   tokens spent by the owner's jobs of that day (since the epoch), plus those reserved by
 --                            unfinished ones: the hash of a job or a batch has its quota, and the amount reserved there
+--   reasoner:usage:DAY       hash: OWNER jobs, OWNER tokens and OWNER cost of the jobs that ended on that day (since the
+--                            epoch); the hash of a job has what is counted there already (counted:tokens, counted:cost)
 --   reasoner:key:ID          hash: name, owner, scopes, digest, created, expires, revoked
 --   reasoner:keys            sorted set of ids of keys by order of creation
 --   reasoner:bucket:KEY      the time (ms) at which the bucket of a key's requests is full again
@@ -446,6 +448,20 @@ local function leave_batch(batch, now)
   end
 end
 
+-- Add what a job has spent since it last ended to its owner's usage of the day, which is kept for 100 days.
+local function count_usage(id, now)
+  local owner, generated, verified, cost, tokens_before, cost_before = unpack(redis.call('HMGET', job_key(id), 'owner',
+    'usage:generated', 'usage:verifier_computed', 'usage:cost', 'counted:tokens', 'counted:cost'))
+  local tokens, day = number(generated) + number(verified), 'reasoner:usage:' .. math.floor(now / 86400000)
+  if not tokens_before then
+    redis.call('HINCRBY', day, owner .. ' jobs', 1)
+  end
+  redis.call('HINCRBY', day, owner .. ' tokens', ms(tokens - number(tokens_before)))
+  redis.call('HINCRBYFLOAT', day, owner .. ' cost', string.format('%.17g', number(cost) - number(cost_before)))
+  redis.call('EXPIRE', day, 8640000)
+  redis.call('HSET', job_key(id), 'counted:tokens', ms(tokens), 'counted:cost', string.format('%.17g', number(cost)))
+end
+
 -- End a job; all ends go through here. `result` and `failure` are JSON; the terminal event contains all that clients
 -- wait for.
 local function finish(id, status, result, failure)
@@ -471,6 +487,7 @@ local function finish(id, status, result, failure)
     redis.call('HMGET', job_key(id), 'batch', 'granted', 'share', 'usage:generated', 'usage:verifier_computed'))
   local spent = number(generated) + number(verified)
   charge_quota(job_key(id), spent)
+  count_usage(id, now)
   if batch then
     redis.call('ZREM', batch_key(batch) .. ':open', id)
     if granted then
