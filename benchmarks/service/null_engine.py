@@ -7,10 +7,11 @@ the engine sleeps and leaves the processor to the system that runs the search.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -41,6 +42,7 @@ class NullEngine:
         """``seconds``: time for a token."""
         self.asked = {"branches": 0, "tokens": 0, "scores": 0}
         self._seconds = seconds
+        self._aborts: dict[str, asyncio.Event] = {}
         self.app = Starlette(
             routes=[
                 Route("/asked", self._asked),
@@ -48,13 +50,18 @@ class NullEngine:
                 Route("/v1/completions", self._completions, methods=["POST"]),
                 Route("/v1/score", self._score, methods=["POST"]),
                 Route("/tokenize", self._tokenize, methods=["POST"]),
-                Route("/v1/abort", self._nothing, methods=["POST"]),
+                Route("/v1/abort", self._abort, methods=["POST"]),
                 Route("/v1/leases/release", self._nothing, methods=["POST"]),
                 Route("/v1/cache/clear", self._nothing, methods=["POST"]),
             ]
         )
 
     async def _nothing(self, _: Request) -> Response:
+        return JSONResponse({})
+
+    async def _abort(self, request: Request) -> Response:
+        if (aborted := self._aborts.get((await request.json())["request_id"])) is not None:
+            aborted.set()
         return JSONResponse({})
 
     async def _asked(self, _: Request) -> Response:
@@ -79,15 +86,28 @@ class NullEngine:
         return StreamingResponse(self._finished(body), media_type="text/event-stream")
 
     async def _finished(self, body: dict[str, Any]) -> AsyncIterator[str]:
-        """Yield the branches as they end, the shortest first."""
+        """Yield the branches as they end, the shortest first; those of an aborted request at once, without tokens."""
+        aborted = self._aborts[body["request_id"]] = asyncio.Event()
+        try:
+            async for completion in self._generate(body, aborted):
+                yield f"data: {json.dumps({'completion': asdict(completion)})}\n\n"
+        finally:
+            del self._aborts[body["request_id"]]
+        yield "data: [DONE]\n\n"
+
+    async def _generate(self, body: dict[str, Any], aborted: asyncio.Event) -> AsyncIterator[Completion]:
         completions = [_completion(index, body) for index in range(len(body["branches"]))]
         self.asked["tokens"] += sum(len(completion.token_ids) for completion in completions)
         now = 0
         for completion in sorted(completions, key=lambda completion: len(completion.token_ids)):
-            await asyncio.sleep((len(completion.token_ids) - now) * self._seconds)
+            if seconds := (len(completion.token_ids) - now) * self._seconds:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(aborted.wait(), seconds)
             now = len(completion.token_ids)
-            yield f"data: {json.dumps({'completion': asdict(completion)})}\n\n"
-        yield "data: [DONE]\n\n"
+            if aborted.is_set():
+                yield replace(completion, token_ids=(), text="", finish_reason="cancelled", stop=None, logprob=0.0)
+            else:
+                yield completion
 
     async def _score(self, request: Request) -> Response:
         body = await request.json()
