@@ -51,6 +51,7 @@ class HttpEngine(ForwardingEngine):
         kinds: MutableMapping[str, str] | None = None,
         silence_seconds: float = SILENCE_SECONDS,
         clients: HttpClients | None = None,
+        obeys_priorities: bool = False,
     ) -> None:
         """Create a client without connecting. Raises ``InvalidRequest`` for any other URL.
 
@@ -63,6 +64,7 @@ class HttpEngine(ForwardingEngine):
         ``kinds``: the dialects that clients of this process have detected, by URL without a login.
         ``silence_seconds``: the time without any data after which an answer counts as lost.
         ``clients``: shares their open connections, and stays open.
+        ``obeys_priorities``: a vLLM or SGLang that was started to order requests by ``priority``; ours always does.
         """
         if dialect is not None and dialect not in KINDS:
             raise InvalidRequest(f"dialect {dialect!r} must be one of {', '.join(KINDS)}", "dialect")
@@ -80,6 +82,7 @@ class HttpEngine(ForwardingEngine):
         self._dialect = dialect
         self._name = hide_login(url)
         self._kinds = {} if kinds is None else kinds
+        self._obeys_priorities = obeys_priorities
         self._is_ready = False
         self._lock = asyncio.Lock()
 
@@ -106,7 +109,12 @@ class HttpEngine(ForwardingEngine):
                 if dialect == CHAT:
                     self._engine = ChatEngine(self._connection, self._chat)
                 elif dialect != NATIVE:
-                    self._engine = CompletionsEngine(self._connection, DIALECTS[dialect], self._tokenizer)
+                    self._engine = CompletionsEngine(
+                        self._connection,
+                        DIALECTS[dialect],
+                        self._tokenizer,
+                        obeys_priorities=self._obeys_priorities,
+                    )
                 self._is_ready = True
         return self._engine
 

@@ -9,6 +9,9 @@ bypassed too often, first come, first served; then by deadline; then by the leng
 Only the first ``QUEUE_WINDOW`` of them are ranked this way; the rest is first come, first served. A sequence whose next
 page is being computed by another sequence waits for that page.
 
+**Background.** Requests of a negative priority yield: while others have work, their running sequences pause, keep their
+pages as long as these are not needed, and take part in one step of ``BACKGROUND_INTERVAL`` only.
+
 **Progress.** When memory runs out, a running sequence is preempted: it frees its pages and starts again later, from
 what is still cached of them. The *head*, the oldest running sequence of the highest priority, is never preempted, and
 it always fits alone, because the pool bounds the context: so the head finishes. After ``MAX_BYPASSES`` admissions of
@@ -36,6 +39,9 @@ from engine.scheduler.sequence import Request, ScoreSequence, Sequence
 
 MAX_BYPASSES = 128
 """Admissions after which a request that still waits goes first among those of its priority."""
+
+BACKGROUND_INTERVAL = 32
+"""Steps of which one is shared with sequences of negative priority, while there are others."""
 
 QUEUE_WINDOW = 128
 """Maximum number of queued requests that are ranked, and of sequences examined in one step without starting."""
@@ -72,6 +78,8 @@ class _Admission:
     """Pages that running prompts still need."""
     pending_pages: dict[_PageKey, Sequence] = field(default_factory=dict)
     """Pages that running sequences compute next, with the first sequence that does."""
+    is_foreground: bool = False
+    """True if only requests start that do not yield; they may preempt those that do."""
 
 
 class Scheduler:
@@ -95,6 +103,8 @@ class Scheduler:
         """Requests with waiting sequences, sorted by (negated priority, arrival)."""
         self._arrivals = itertools.count()
         self._num_admissions = 0
+        self._num_foreground_steps = 0
+        """Steps in a row in which sequences of negative priority paused."""
         self._max_running = max_running if cache.states is None else min(max_running, cache.states.max_running)
         self._step_tokens = step_tokens
 
@@ -122,10 +132,21 @@ class Scheduler:
         schedule = Schedule()
         if self.loader is not None:
             self.loader.poll()
-        num_tokens, has_preempted = self._continue_running(schedule)
-        if self._queue and num_tokens > 0 and not has_preempted:
-            self._admit(schedule, num_tokens)
+        has_background = any(sequence.request.priority < 0 for sequence in self.running)
+        if has_background and self._num_foreground_steps < BACKGROUND_INTERVAL - 1:
+            self._plan(schedule, foreground=[each for each in self.running if each.request.priority >= 0])
+            if schedule.scheduled:
+                self._num_foreground_steps += 1
+                return schedule
+        self._num_foreground_steps = 0
+        self._plan(schedule)
         return schedule
+
+    def _plan(self, schedule: Schedule, foreground: list[Sequence] | None = None) -> None:
+        """Schedule all running sequences, or some of those that do not yield, and start others with what is left."""
+        num_tokens, has_preempted = self._continue_running(schedule, self.running if foreground is None else foreground)
+        if self._queue and num_tokens > 0 and not has_preempted:
+            self._admit(schedule, num_tokens, is_foreground=foreground is not None)
 
     def finish(self, sequence: Sequence, *, has_ended: bool = True) -> None:
         """Remove a running sequence; its computed tokens stay cached, and pinned if the request has a pin key."""
@@ -166,6 +187,8 @@ class Scheduler:
 
     def may_preempt(self) -> bool:
         """Return True if the next step may find too few pages for the running sequences."""
+        if self._queue and self._queue[0][0] <= 0 and any(sequence.request.priority < 0 for sequence in self.running):
+            return True  # for the first one in the queue
         size, num_available = self.cache.page_size, self.cache.num_available_pages
         if num_available >= len(self.running) + self._step_tokens // size:
             return False
@@ -197,9 +220,9 @@ class Scheduler:
 
     # Running sequences.
 
-    def _continue_running(self, schedule: Schedule) -> tuple[int, bool]:
-        """Schedule the running sequences; return the tokens left of the step, and whether a sequence was preempted."""
-        decoding, prompts = self._split_running()
+    def _continue_running(self, schedule: Schedule, running: abc.Iterable[Sequence]) -> tuple[int, bool]:
+        """Schedule running sequences; return the tokens left of the step, and whether a sequence was preempted."""
+        decoding, prompts = self._split_by_work(running)
         has_preempted = False
         for sequence in decoding:
             table = sequence.table
@@ -224,14 +247,14 @@ class Scheduler:
         schedule.scheduled = scheduled
         return num_tokens, has_preempted
 
-    def _split_running(self) -> tuple[list[Sequence], list[Sequence]]:
+    def _split_by_work(self, running: abc.Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
         """Return the sequences that decode in this step, and all running prompts by rank.
 
         A quarter of the step is kept for prompts, running or waiting, so some decoding sequences may have to pause.
         """
         decoding: list[Sequence] = []
         prompts: list[Sequence] = []
-        for sequence in self.running:
+        for sequence in running:
             num_left = len(sequence.tokens) - sequence.num_computed
             if num_left:  # else all is launched, and the sequence ends when the results are read
                 (prompts if num_left > 1 else decoding).append(sequence)
@@ -262,7 +285,19 @@ class Scheduler:
         others = [sequence for sequence in self.running if sequence is not head]
         if not others:
             raise RuntimeError("a sequence that runs alone does not fit into the pool")
-        victim = min(others, key=lambda other: (other.request.priority, self._count_lost_pages(other), -other.order))
+        self._send_back(self._choose_victim(others))
+
+    def _choose_victim(self, running: abc.Iterable[Sequence]) -> Sequence:
+        return min(running, key=lambda other: (other.request.priority, self._count_lost_pages(other), -other.order))
+
+    def _preempt_background(self) -> bool:
+        """Preempt a sequence of negative priority for one that waits; return False if none runs."""
+        background = [sequence for sequence in self.running if sequence.request.priority < 0]
+        if background:
+            self._send_back(self._choose_victim(background))
+        return bool(background)
+
+    def _send_back(self, victim: Sequence) -> None:
         self.finish(victim, has_ended=False)
         if self.loader is not None:
             self._claim(victim)
@@ -291,12 +326,15 @@ class Scheduler:
 
     # Waiting sequences.
 
-    def _admit(self, schedule: Schedule, num_tokens: int) -> None:
+    def _admit(self, schedule: Schedule, num_tokens: int, *, is_foreground: bool) -> None:
         """Start waiting sequences while there are tokens, rows and memory left."""
-        admission = _Admission(num_tokens)
+        admission = _Admission(num_tokens, is_foreground=is_foreground)
         for sequence in self.running:
-            self._register_pending_page(sequence, admission)
+            if not is_foreground or sequence.request.priority >= 0:  # what pauses computes no page to wait for
+                self._register_pending_page(sequence, admission)
         for request in self._rank_requests():
+            if is_foreground and request.priority < 0:
+                break
             if not self._admit_request(request, admission, schedule):
                 break
 
@@ -305,7 +343,7 @@ class Scheduler:
         postponed: list[Sequence] = []
         num_started, can_continue = 0, True
         for sequence in request.waiting:
-            if admission.num_tokens <= 0 or len(self.running) >= self._max_running or admission.num_candidates == 0:
+            if admission.num_tokens <= 0 or admission.num_candidates == 0 or not self._has_row(admission):
                 can_continue = False
                 break
             if len(postponed) == _MAX_POSTPONED:
@@ -319,12 +357,11 @@ class Scheduler:
                 postponed.append(sequence)
                 admission.num_candidates -= 1
                 continue
-            # One page in reserve for each running sequence: without it, the new one would soon be preempted.
-            reserve = admission.reserved_pages + len(self.running)
-            if self.running and not self._has_room(sequence, match, retained, reserve):
+            found = self._find_room(sequence, match, retained, admission)
+            if found is None:
                 can_continue = False
                 break
-            match = self._restore(sequence, match)
+            match = self._restore(sequence, found)
             if retained is None and self._must_wait_for_load(sequence, match):  # for the next part of a long prefix
                 postponed.append(sequence)
                 admission.num_candidates -= 1
@@ -337,6 +374,23 @@ class Scheduler:
                 self._register_pending_page(sequence, admission)
         self._set_waiting(request, postponed + request.waiting[num_started + len(postponed) :])
         return can_continue
+
+    def _has_row(self, admission: _Admission) -> bool:
+        """Return True if another sequence may run, perhaps in the place of one that yields."""
+        return len(self.running) < self._max_running or (admission.is_foreground and self._preempt_background())
+
+    def _find_room(
+        self, sequence: Sequence, match: Match, retained: RetainedTable | None, admission: _Admission
+    ) -> Match | None:
+        """Return the match of a waiting sequence for which there is memory, perhaps that of some that yield."""
+        # One page in reserve for each running sequence: without it, the new one would soon be preempted.
+        while self.running and not self._has_room(
+            sequence, match, retained, admission.reserved_pages + len(self.running)
+        ):
+            if not admission.is_foreground or not self._preempt_background():
+                return None
+            match = self._match(sequence)
+        return match
 
     def _has_room(self, sequence: Sequence, match: Match, retained: RetainedTable | None, reserve: int) -> bool:
         """Return True if a waiting sequence can start and leave the reserved pages."""

@@ -56,6 +56,11 @@ class EngineProfile(WithApiKey):
     silence_seconds: Annotated[float, Field(gt=0)] = Field(
         SILENCE_SECONDS, description="The time without any data after which an answer counts as lost."
     )
+    obeys_priorities: bool = Field(
+        False,
+        description="True for a vLLM that was started with --scheduling-policy priority, or an SGLang with "
+        "--enable-priority-scheduling: what jobs of the batch queue ask of it then waits for interactive ones.",
+    )
     prices: str | None = Field(
         None,
         description="The provider whose list prices its models have, such as openai or anthropic, in US dollars, from "
@@ -95,6 +100,11 @@ class EngineProfile(WithApiKey):
     def _check_fields(self) -> Self:
         if self.kind == CHAT and self.tokenizer is not None:
             raise ValueError("a chat server needs no 'tokenizer': leave it out")
+        if self.obeys_priorities and self.kind not in (None, "vllm", "sglang"):
+            raise ValueError(
+                "'obeys_priorities' is for a vLLM or SGLang that was started with priorities: leave it out (our engine "
+                "needs no setting)"
+            )
         for name in _CHAT_ONLY if self.kind != CHAT else ():
             if name in self.list_given():
                 raise ValueError(f"{name!r} belongs to servers of kind 'chat': leave it out")

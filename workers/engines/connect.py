@@ -73,6 +73,7 @@ class Endpoint:
     chat: ChatOptions | None = None
     throttle: Throttle | None = None
     silence_seconds: float = SILENCE_SECONDS
+    obeys_priorities: bool = False
 
     @property
     def key(self) -> str | None:
@@ -105,7 +106,9 @@ def list_endpoints(settings: Settings, urls: Sequence[str] = (), *, redis: Redis
             chat=engine.chat,
             throttle=throttle,
         )
-        endpoints.append(replace(endpoint, silence_seconds=engine.silence_seconds))
+        endpoints.append(
+            replace(endpoint, silence_seconds=engine.silence_seconds, obeys_priorities=engine.obeys_priorities)
+        )
     return endpoints
 
 
@@ -128,6 +131,7 @@ def _connect_replicas(
             throttle=endpoint.throttle,
             kinds=health.kinds,
             silence_seconds=endpoint.silence_seconds,
+            obeys_priorities=endpoint.obeys_priorities,
             clients=clients,
         )
         for url in endpoint.urls

@@ -1,4 +1,4 @@
-"""Isolation of owners in the engines' prefix caches.
+"""Jobs apart from each other in the engines: owners by their prefix caches, and batches behind interactive jobs.
 
 A cached prefix makes a job faster, and its usage reports how much was cached. If owners shared cached prefixes, each
 could find out the prompts of others piece by piece (Song et al., "The Early Bird Catches the Leak", 2024,
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from engine.protocol.dispatching import ForwardingEngine
 from engine.protocol.types import (
@@ -35,23 +35,28 @@ def owner_salt(owner: str) -> str:
     return sha256(owner.encode()).hexdigest()
 
 
+BACKGROUND_PRIORITY: Final = -1
+"""The priority of requests of jobs of the batch queue: engines do them while there are no others."""
+
+
 class TenantEngine(ForwardingEngine):
-    """Engine that adds an owner's salt to each request.
+    """Engine that adds an owner's salt, and the priority of the job, to each request.
 
     Models of servers without salts (``ModelInfo.isolates``) get none after ``models`` has listed them. Before, they
     refuse the request, so that nothing is shared by accident.
     """
 
-    def __init__(self, engine: EngineClient, owner: str) -> None:
+    def __init__(self, engine: EngineClient, owner: str, *, is_background: bool = False) -> None:
         super().__init__(engine)
+        self._priority = BACKGROUND_PRIORITY if is_background else 0
         self._salt = owner_salt(owner)
         self._unsalted_models: frozenset[str] = frozenset()
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
-        return super().generate(self._add_salt(request), stream=stream)
+        return super().generate(self._mark(request), stream=stream)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        return await super().score(self._add_salt(request))
+        return await super().score(self._mark(request))
 
     async def models(self) -> list[ModelInfo]:
         try:
@@ -65,5 +70,6 @@ class TenantEngine(ForwardingEngine):
     def _note_unsalted(self, models: Sequence[ModelInfo]) -> None:
         self._unsalted_models = frozenset(info.id for info in models if not info.isolates)
 
-    def _add_salt(self, request: _Request) -> _Request:
-        return replace(request, cache_salt=None if request.model in self._unsalted_models else self._salt)
+    def _mark(self, request: _Request) -> _Request:
+        salt = None if request.model in self._unsalted_models else self._salt
+        return replace(request, cache_salt=salt, priority=self._priority)

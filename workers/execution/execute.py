@@ -215,7 +215,8 @@ async def _run_search(
     """Run the search until it ends, the lease is lost or the worker shuts down."""
     journal = RedisJournal(store, claim)
     spec = JobSpec.model_validate(claim.spec)
-    search = asyncio.ensure_future(run(spec, TenantEngine(engine, claim.owner), journal, cancelled=held.cancelled))
+    own_engine = TenantEngine(engine, claim.owner, is_background=spec.priority == "batch")
+    search = asyncio.ensure_future(run(spec, own_engine, journal, cancelled=held.cancelled))
     ends = {asyncio.create_task(event.wait()) for event in (held.lost, shutting_down)}
     try:
         await asyncio.wait({search, *ends}, return_when=asyncio.FIRST_COMPLETED)

@@ -48,6 +48,10 @@ class Dialect:
     constraint_form: Literal["structured_outputs", "fields"] = "structured_outputs"
     """Form in which the server takes a constraint, if it does: vLLM's object, or SGLang's fields. It holds from the
     first token of a request, so that a constrained text cannot be continued."""
+    priority_sign: Literal[-1, 1] | None = None
+    """The sign of ``priority`` on a server that was started to obey it; ``None`` where there is no such field. vLLM
+    starts the lowest value first, SGLang the highest.
+    """
     bundles_tokens: bool = False
     """True if ``stream_interval`` sets the number of tokens in an event of a stream."""
 
@@ -67,6 +71,7 @@ DIALECTS = {
             numbers_seeds=True,
             reads_tokens=True,
             tells_health=True,
+            priority_sign=-1,
             bundles_tokens=True,
         ),
         Dialect(
@@ -79,6 +84,7 @@ DIALECTS = {
             likeliest=20,
             salts=True,
             tells_health=True,
+            priority_sign=1,
             constraint_form="fields",
         ),
         Dialect(

@@ -44,19 +44,24 @@ from engine.remote.openai.stream import CompletionStream
 class CompletionsEngine(OpenAICompatibleEngine):
     """``EngineClient`` for a vLLM, SGLang or other server that completes texts."""
 
-    def __init__(self, connection: Connection, dialect: Dialect, tokenizer: Path | None) -> None:
-        """``tokenizer``: the model's folder; a server of the plain dialect is then sent prompts as text."""
+    def __init__(
+        self, connection: Connection, dialect: Dialect, tokenizer: Path | None, *, obeys_priorities: bool = False
+    ) -> None:
+        """``tokenizer``: the model's folder; a server of the plain dialect is then sent prompts as text.
+
+        ``obeys_priorities``: it was started so that it orders requests by ``priority``, which others refuse.
+        """
         super().__init__(connection, dialect.name, dialect.settings)
         self._dialect = dialect
         self._text = None if tokenizer is None else load_tokenizer(tokenizer)
-        self._requests = CompletionRequests(connection, dialect, self._text)
+        self._requests = CompletionRequests(connection, dialect, self._text, obeys_priorities=obeys_priorities)
         self._scores = OpenAIScorer(connection, dialect)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         """Score items (``engine.remote.openai.scoring``); ``max_compute`` limits the whole item, cached or not."""
         self._check_probe(request)
         self._check_items(request)
-        salt = self._requests.make_salt(request)
+        salt = self._requests.make_shared_fields(request)
         return list(await asyncio.gather(*(self._score(request, salt, *item) for item in enumerate(request.items))))
 
     async def _score(self, request: ScoreRequest, salt: Json, index: int, item: ScoreItem) -> ScoreResult:
@@ -95,7 +100,7 @@ class CompletionsEngine(OpenAICompatibleEngine):
 
     async def _score_prompt(self, request: GenerateRequest) -> Events:
         """Yield the log-probabilities of the prompt, of a request that generates nothing."""
-        count, salt = request.sampling.prompt_logprobs or 0, self._requests.make_salt(request)
+        count, salt = request.sampling.prompt_logprobs or 0, self._requests.make_shared_fields(request)
         yield await self._scores.score_prompt(request.model, require_ids(request.prompt, "prompt"), count, salt)
 
     async def tokenize(self, request: TokenizeRequest) -> TokenIds:

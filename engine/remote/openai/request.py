@@ -37,9 +37,17 @@ _OPTIONAL = frozenset({"stop", "stop_token_ids", "logit_bias"})
 class CompletionRequests:
     """The form of the requests to one server."""
 
-    def __init__(self, connection: Connection, dialect: Dialect, tokenizer: LocalTokenizer | None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        dialect: Dialect,
+        tokenizer: LocalTokenizer | None,
+        *,
+        obeys_priorities: bool = False,
+    ) -> None:
         """``tokenizer``: that of its model; a server of the plain dialect is then sent prompts as text."""
         self.connection = connection
+        self._priority_sign = (dialect.priority_sign or 0) if obeys_priorities else 0
         self.dialect = dialect
         self.tokenizer = tokenizer
         self._speaks_text = tokenizer is not None and dialect.name == "openai"
@@ -59,19 +67,24 @@ class CompletionRequests:
         """Return the body of a request for siblings, which have the same tokens so far."""
         prompt = self.make_prompt([*require_ids((*request.prompt, *branches[0].generated), "prompt")])
         body = completion_body(request, branches, prompt, self.dialect, is_watched=is_watched)
-        return body | self.make_salt(request)
+        return body | self.make_shared_fields(request)
 
     def make_prompt(self, tokens: list[int]) -> str | list[int]:
         """Return a prompt as the server takes it. Raises ``InvalidRequest`` for tokens that are no text."""
         return self.tokenizer.decode(tokens) if self._speaks_text and self.tokenizer is not None else tokens
 
-    def make_salt(self, request: GenerateRequest | ScoreRequest) -> Json:
-        """Return the fields that isolate cached prefixes. Raises ``EngineError`` if the server has no such field."""
+    def make_shared_fields(self, request: GenerateRequest | ScoreRequest) -> Json:
+        """Return the fields that isolate cached prefixes and order requests.
+
+        Raises ``EngineError`` if the server cannot isolate.
+        """
+        priority = request.priority * self._priority_sign
+        fields: Json = {"priority": priority} if priority else {}
         if request.cache_salt is None and not self._epoch:
-            return {}
+            return fields
         if not self.dialect.salts:
             raise self.cannot("keep caches apart by cache_salt")
-        return {"cache_salt": f"{request.cache_salt or ''}{self._epoch}"}
+        return fields | {"cache_salt": f"{request.cache_salt or ''}{self._epoch}"}
 
     def forget_cache(self) -> None:
         """Use no prefix any more that is cached by now: from here on, the salt of all requests is another one."""

@@ -179,7 +179,12 @@ Handler = Callable[[httpx.Request], httpx.Response]
 
 
 def scripted(
-    owner: str, answer: Handler, tokenizer: Path | None = None, throttle: Throttle | None = None
+    owner: str,
+    answer: Handler,
+    tokenizer: Path | None = None,
+    throttle: Throttle | None = None,
+    *,
+    obeys_priorities: bool = False,
 ) -> HttpEngine:
     """Return a client of a server that owns its models as ``owner`` and answers other requests with ``answer``."""
 
@@ -190,7 +195,7 @@ def scripted(
             return httpx.Response(200, json={"data": [{"id": "m", "owned_by": owner, "max_model_len": 512}]})
         return answer(request)
 
-    client = HttpEngine("http://foreign", tokenizer=tokenizer, throttle=throttle)
+    client = HttpEngine("http://foreign", tokenizer=tokenizer, throttle=throttle, obeys_priorities=obeys_priorities)
     client._connection._http = httpx.AsyncClient(base_url="http://foreign", transport=httpx.MockTransport(handle))
     return client
 
@@ -286,6 +291,26 @@ async def test_vllm_gets_token_ids_and_one_request_per_branch() -> None:
     assert sent["return_token_ids"]
     assert sent["include_stop_str_in_output"]
     assert not {"request_id", "branches", "stream_choices", "lease", "priority"} & set(sent)
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("owner", "obeys", "expected"),
+    [("vllm", True, 1), ("sglang", True, -1), ("vllm", False, None), ("sglang", False, None), ("llamacpp", True, None)],
+)
+async def test_a_priority_is_sent_in_the_servers_own_sense_where_it_was_started_to_obey_it(
+    owner: str, obeys: bool, expected: int | None
+) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return chunks(piece("a", finish_reason="length"))
+
+    client = scripted(owner, answer, tokenizer=POLICY, obeys_priorities=obeys)
+    for priority in (-1, 0):
+        await collect(client, replace(generate((5, 6), [Branch(1, 1, 9)]), priority=priority))
+    assert [body.get("priority") for body in bodies] == [expected, None]
     await client.close()
 
 

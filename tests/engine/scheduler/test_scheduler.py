@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduler.scheduler import MAX_BYPASSES, QUEUE_WINDOW
+from engine.scheduler.scheduler import BACKGROUND_INTERVAL, MAX_BYPASSES, QUEUE_WINDOW
 from engine.scheduler.sequence import Request, Sequence
 from tests.engine.simulation import PAGE, Simulation
 
@@ -116,6 +116,51 @@ def test_a_higher_priority_starts_first() -> None:
     for index, priority in enumerate((0, -1, 5, 0, 5)):
         simulation.add([cold(index)], 9, priority=priority)
     assert order_of_start(simulation) == [2, 4, 0, 3, 1]
+
+
+def test_background_pauses_while_others_have_work_but_for_one_step_of_many() -> None:
+    simulation = Simulation()
+    simulation.add([[1], [2]], 90, priority=-1)
+    for _ in range(3):
+        assert simulation.step() == [(0, 1), (1, 1)]
+    simulation.add([[3], [4]], 75)
+    steps = [dict(simulation.step()) for _ in range(2 * BACKGROUND_INTERVAL)]
+    shared = [index for index, step in enumerate(steps) if 0 in step]
+    assert shared == [BACKGROUND_INTERVAL - 1, 2 * BACKGROUND_INTERVAL - 1]
+    assert all(step.keys() >= {2, 3} for step in steps)
+    simulation.run()
+    assert simulation.finished[:2] == [2, 3]
+
+
+def test_background_gives_its_rows_and_its_memory_to_others() -> None:
+    simulation = Simulation(rows=2)
+    simulation.add([cold(0, 4), cold(1, 4)], 60, priority=-1)
+    simulation.step()
+    simulation.add([[1, 2], [3, 4]], 9)
+    assert [index for index, _ in simulation.step()] == [2, 3]
+    simulation.run()
+    assert simulation.finished[:2] == [2, 3]
+    assert simulation.scheduler.num_preemptions == 2
+
+    full = Simulation(pages=10)
+    full.add([cold(0, 4), cold(1, 4)], 16, priority=-1)
+    for _ in range(8):
+        full.step()
+    full.add([cold(2, 5 * PAGE)], 6 * PAGE)
+    assert [index for index, _ in full.step()] == [2]
+    full.run()
+    assert full.finished[0] == 2
+
+
+def test_background_is_not_preempted_for_others_of_its_kind_nor_for_rows_that_are_free() -> None:
+    simulation = Simulation(rows=3)
+    simulation.add([cold(0, 4), cold(1, 4)], 30, priority=-1)
+    simulation.step()
+    simulation.add([[1, 2]], 9)
+    simulation.add([[3, 4]], 9, priority=-1)
+    simulation.run()
+    assert simulation.scheduler.num_preemptions == 0
+    assert simulation.finished[0] == 2
 
 
 def test_an_earlier_deadline_starts_first_among_equals() -> None:

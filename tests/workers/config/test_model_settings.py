@@ -298,6 +298,10 @@ def test_servers_in_engines_have_their_models_and_nothing_is_loaded_for_them(tmp
             "kind = 'chat'\nprefill = 'continue_final_message'\nthinking_limit = 'reasoning'",
             "'thinking_limit' is for hosted servers: reach a vLLM or SGLang by kind = 'vllm' or 'sglang'",
         ),
+        (
+            "kind = 'openai'\nobeys_priorities = true",
+            "'obeys_priorities' is for a vLLM or SGLang that was started with",
+        ),
         ("kind = 'chat'\ntokenizer = 'x'", "a chat server needs no 'tokenizer'"),
         ("[engines.b]\nurl = 'http://b'\nmodels = 'm'", "'m' is a model of engines.b, too"),
         ("[models.m]\nurl = 'http://b'", "'m' has a place in [models.m], too"),

@@ -24,7 +24,7 @@ from tests.scripted import ScriptedEngine
 from tests.specs import build_spec
 from tests.strategies import WRITING
 from tests.workers.store.helpers import end_delay
-from workers.engines.tenant_isolation import TenantEngine, owner_salt
+from workers.engines.tenant_isolation import BACKGROUND_PRIORITY, TenantEngine, owner_salt
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
@@ -78,6 +78,14 @@ async def test_a_job_continued_by_another_worker_keeps_its_salt(store: JobStore)
     assert (await wake(store, job_id, first))["status"] == "queued"
     assert (await wake(store, job_id, second))["status"] in ENDED
     assert [{salt for _, salt in engine.salts} for engine in (first, second)] == [{owner_salt("ann")}] * 2
+
+
+@pytest.mark.parametrize(("queue", "priority"), [("interactive", 0), ("batch", BACKGROUND_PRIORITY)])
+async def test_requests_of_jobs_of_the_batch_queue_yield_to_others(store: JobStore, queue: str, priority: int) -> None:
+    engine = ScriptedEngine()
+    job = await wake(store, await submit(store, "ann", spec("beam") | {"priority": queue}), engine)
+    assert job["status"] in ENDED
+    assert {request.priority for request in engine.requests} == {priority}
 
 
 def test_the_salt_is_stable_across_versions_and_short_enough_for_any_owner() -> None:
