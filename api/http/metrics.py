@@ -3,7 +3,7 @@ those of HTTP belong to this process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -37,17 +37,20 @@ def render_metrics(
     counters: dict[str, float],
     *,
     engines: Sequence[ReplicaHealth],
+    queues: Mapping[str, Mapping[str, int]],
     queue_cap: int,
     memory: tuple[int, int] | None,
     archive_up: bool | None,
 ) -> bytes:
-    """Return the text of ``/metrics`` from ``JobStore.get_stats`` and ``get_memory``, and the health of the engines.
+    """Return the text of ``/metrics`` from ``get_stats``, ``get_queues`` and ``get_memory`` of the job store.
 
-    ``archive_up``: ``None`` without an archive.
+    ``engines``: the health of those that this process knows. ``memory``: ``None`` if it is not known. ``archive_up``:
+    ``None`` without an archive.
     """
     metrics = (
         *_job_metrics(counts, counters),
         GaugeMetricFamily("reasoner_queue_cap", "Waiting jobs beyond which more are refused.", value=queue_cap),
+        *_queue_metrics(queues),
         *_broker_metrics(memory),
         *_archive_metrics(archive_up),
         *_engine_metrics(counters, engines),
@@ -87,6 +90,15 @@ def _job_metrics(counts: dict[str, int], counters: dict[str, float]) -> Iterator
         edges = [*((edge, counter(f"{name}:{edge}")) for edge in BUCKETS), ("+Inf", counter(f"{name}:count"))]
         histogram.add_metric([], edges, counter(f"{name}:sum"))
         yield histogram
+
+
+def _queue_metrics(queues: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
+    text = "Jobs of a queue that could start now, and those that run."
+    family = GaugeMetricFamily("reasoner_queue_jobs", text, labels=["queue", "state"])
+    for queue, counts in queues.items():
+        for state, count in counts.items():
+            family.add_metric([queue, state], count)
+    yield family
 
 
 def _broker_metrics(memory: tuple[int, int] | None) -> Iterator[Metric]:

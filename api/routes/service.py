@@ -118,6 +118,7 @@ async def metrics(state: State, _: MetricsReader) -> Response:
         counts,
         counters,
         engines=state.catalog.engines(),
+        queues=await state.store.get_queues(),
         queue_cap=state.settings.queue_cap,
         memory=await state.store.get_memory(),
         archive_up=_is_archive_up(state),

@@ -70,7 +70,9 @@ def create_pages() -> dict[str, str]:
 def _metrics() -> str:
     registry = CollectorRegistry()
     registry.register(EngineCollector(cast(Any, _IdleEngine())))
-    service = render_metrics({"queued": 0, DEAD: 0}, {}, engines=[], queue_cap=0, memory=(0, 0), archive_up=True)
+    service = render_metrics(
+        {"queued": 0, DEAD: 0}, {}, engines=[], queues={}, queue_cap=0, memory=(0, 0), archive_up=True
+    )
     return "\n".join(
         [
             "# Metrics\n",

@@ -33,7 +33,7 @@ def monitor(folder: Path) -> Iterator[httpx.Client]:
         broker = running.enter_context(EmbeddedBroker(folder))
         settings = load_settings(
             redis_url=socket_url(broker.socket), data_dir=folder, port=int(api.rpartition(":")[2]),
-            engine_url=f"{away},{engine}", queue_cap=1,
+            engine_url=f"{away},{engine}", queue_cap=1, archive_url=f"sqlite:///{folder}/archive.sqlite",
         )  # fmt: skip
         running.enter_context(role("api", settings, folder / "api.log"))
         running.enter_context(role("worker", settings, folder / "worker.log"))
@@ -69,7 +69,9 @@ def monitor(folder: Path) -> Iterator[httpx.Client]:
 
 def write_configuration(program: str, folder: Path, targets: list[str]) -> list[str]:
     """Return the command of a Prometheus that scrapes these addresses each second."""
-    jobs = [{"job_name": "reasoner", "static_configs": [{"targets": [url.partition("://")[2] for url in targets]}]}]
+    addresses = [url.partition("://")[2] for url in targets]
+    labels = {"namespace": "prod"}
+    jobs = [{"job_name": "reasoner", "static_configs": [{"targets": addresses, "labels": labels}]}]
     rules = [str(ROOT / "deploy" / "prometheus" / "rules.yaml")]
     intervals = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     path = folder / "prometheus.yml"

@@ -10,6 +10,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.deploy.chart import find_scaling_query
 from tests.deploy.monitored import monitor, query
 from tests.deploy.tools import ROOT
 
@@ -70,3 +71,12 @@ def test_prometheus_evaluates_every_rule_and_reports_the_engine_that_is_away(pro
         "inactive",
         "inactive",
     )
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("pool", ["interactive", "batch"])
+def test_the_query_that_scales_a_pool_needs_no_slots_when_all_jobs_have_ended(
+    prometheus: httpx.Client, pool: str
+) -> None:
+    (series,) = query(prometheus, find_scaling_query(pool))
+    assert series["value"][1] == "0"

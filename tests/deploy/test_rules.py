@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.deploy.chart import find_scaling_query
 from tests.deploy.tools import ROOT, find_prometheus
 
 RULES = ROOT / "deploy" / "prometheus" / "rules.yaml"
@@ -43,6 +44,7 @@ HEALTHY = {
     'reasoner_http_requests_total{method="GET", route="/readyz", status="503"}': "0+12x40",
     "reasoner_broker_memory_bytes{}": "200000000+0x40",
     "reasoner_broker_memory_limit_bytes{}": "1000000000+0x40",
+    "reasoner_archive_up{}": "1+0x40",
     'reasoner_webhooks_total{outcome="failed"}': "4+0x40",
     'reasoner_engine_offload_write_failures_total{model="policy"}': "0+0x40",
 }
@@ -101,6 +103,9 @@ FAULTS = {
         "Redis uses 858.3MiB, most of its maxmemory: a full one takes no more jobs",
         {"reasoner_broker_memory_bytes{}": "900000000+0x40"},
     ),
+    "ReasonerArchiveAway": Fault(
+        "The archive does not answer, so that ended jobs stay in Redis", {"reasoner_archive_up{}": "0+0x40"}
+    ),
     "ReasonerWebhooksFail": Fault(
         "35 webhooks were given up in an hour", {'reasoner_webhooks_total{outcome="failed"}': "0+1x40"}
     ),
@@ -140,6 +145,39 @@ def test_every_alert_has_a_fault_that_fires_it_and_a_section_that_says_what_to_d
     for name, rule in ALERTS.items():
         assert rule["annotations"]["runbook"] == f"how-to/alerts.md#{name.lower()}"
         assert rule["labels"]["severity"] in ("critical", "warning")
+
+
+RUNNING, READY, ENDED = 20, 100, 10
+BUSY = {
+    'reasoner_queue_jobs{queue="interactive", state="running"}': f"{RUNNING}+0x40",
+    'reasoner_queue_jobs{queue="interactive", state="ready"}': f"{READY}+0x40",
+    'reasoner_queue_jobs{queue="batch", state="running"}': "7+0x40",
+    'reasoner_queue_jobs{queue="batch", state="ready"}': "0+0x40",
+    'reasoner_jobs_finished_total{status="completed"}': f"0+{ENDED}x40",
+    'reasoner_jobs_finished_total{status="failed"}': "0+0x40",
+}
+
+
+@pytest.mark.parametrize(
+    ("pool", "mean_seconds", "slots"),
+    [
+        ("interactive", 6, RUNNING + READY * 6 / 30),
+        ("interactive", 3000, RUNNING + READY),
+        ("interactive", None, RUNNING + READY),
+        ("batch", 6, 7),
+    ],
+    ids=["short jobs share slots", "long jobs need one each", "nothing has ended yet", "the other queue"],
+)
+def test_a_pool_is_scaled_to_the_slots_by_which_waiting_jobs_begin_within_the_target(
+    pool: str, mean_seconds: int | None, slots: float, tmp_path: Path
+) -> None:
+    worked = {"reasoner_work_seconds_total{}": f"0+{ENDED * (mean_seconds or 0)}x40"}
+    samples = BUSY | worked
+    if mean_seconds is None:
+        samples |= {'reasoner_jobs_finished_total{status="completed"}': "0+0x40"}
+    sample = {"labels": "{}", "value": slots}
+    expected = {"expr": find_scaling_query(pool), "eval_time": EVALUATED, "exp_samples": [sample]}
+    check(tmp_path, samples, [], promql_expr_test=[expected])
 
 
 def expect_silence(name: str) -> dict[str, Any]:

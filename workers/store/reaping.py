@@ -140,6 +140,11 @@ class Reaping(RedisClient):
         except BrokerRefused:
             return None
 
+    async def get_queues(self) -> dict[str, dict[str, int]]:
+        """Return the number of jobs of each queue that could start now (``ready``), and of those that run."""
+        rows = await self.script("queues")
+        return {queue: {"ready": ready, "running": running} for queue, ready, running in rows}
+
     async def get_memory(self) -> tuple[int, int] | None:
         """Return the broker's memory in use and its limit in bytes, 0 for none; ``None`` if its user may not ask."""
         try:

@@ -49,6 +49,8 @@ async def test_metrics_agree_with_the_jobs(client: httpx.AsyncClient, work: Call
     assert sum(value for name, value in samples.items() if name[0] == "reasoner_results_total") == 1
     assert samples["reasoner_dead_jobs",] == samples["reasoner_open_streams",] == 0
     assert samples["reasoner_lease_reclaims_total",] == 0
+    assert samples["reasoner_queue_jobs", "interactive", "ready"] == 1
+    assert samples["reasoner_queue_jobs", "batch", "ready"] == samples["reasoner_queue_jobs", "batch", "running"] == 0
     assert samples["reasoner_queue_cap",] == 5
     assert samples["reasoner_broker_memory_bytes",] > samples["reasoner_broker_memory_limit_bytes",] == 0
     assert samples["reasoner_http_requests_total", "GET", "/v1/jobs/{job_id}", "200"] >= 1

@@ -438,3 +438,24 @@ async def test_a_cancellation_at_any_moment_is_never_swallowed(store: JobStore) 
         beating.cancel()
         _, pending = await asyncio.wait({beating}, timeout=5)
         assert not pending, moment
+
+
+async def test_the_jobs_of_a_queue_are_ready_or_run_and_one_that_waits_for_its_engine_is_neither(
+    store: JobStore,
+) -> None:
+    first, second, third = [await submit(store) for _ in range(3)]
+    job, _ = await store.submit(SPEC | {"priority": "batch"}, owner="local", queue_cap=1000)
+    late = str(job["id"])
+    await claim(store, first)
+    held = await claim(store, second)
+    await store.release(held, reason="engine_unavailable", detail="", delay=60.0)
+    assert await store.get_queues() == {
+        "interactive": {"ready": 1, "running": 1},
+        "batch": {"ready": 1, "running": 0},
+    }
+    await store.cancel(third)
+    await claim(store, late)
+    assert await store.get_queues() == {
+        "interactive": {"ready": 0, "running": 1},
+        "batch": {"ready": 0, "running": 1},
+    }
