@@ -74,7 +74,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
             make_templates(make_celery(settings)),
             max_attempts=settings.max_attempts,
             retention=settings.retention_seconds,
-            get_weights=lambda: live.now.limits.weights,
+            get_shares=lambda: live.now.limits.shares,
         )
         catalog = ModelCatalog(client, health)
         app.state.service = ServiceState(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
+from workers.config.rate_limits import Share
 from workers.store.broker_errors import BROKER_DOWN, describe_eviction, describe_outage
 from workers.store.files import FileStore
 from workers.store.jobs import JobStore
@@ -36,9 +37,9 @@ class Reaper:
         *,
         max_attempts: int,
         retention: float,
-        get_weights: Callable[[], Mapping[str, float]] = lambda: {"": 1.0},
+        get_shares: Callable[[], Mapping[str, Share]] = lambda: {"": Share()},
     ) -> None:
-        """``templates``: of the messages. ``retention``: seconds for which an ended job is kept. ``get_weights``:
+        """``templates``: of the messages. ``retention``: seconds for which an ended job is kept. ``get_shares``:
         returns those of owners, that of all others with the empty name.
         """
         self._store = store
@@ -46,7 +47,7 @@ class Reaper:
         self._templates = templates
         self._max_attempts = max_attempts
         self._retention = retention
-        self._get_weights = get_weights
+        self._get_shares = get_shares
         self._outage = ""
         self._is_policy_checked = False
         self._stopping = asyncio.Event()
@@ -77,7 +78,7 @@ class Reaper:
 
     async def sweep(self) -> int:
         """Send the wake-ups that are missing, and delete what has expired. Return the number of wake-ups."""
-        due = await self._store.reap(self._max_attempts, self._templates, self._get_weights())
+        due = await self._store.reap(self._max_attempts, self._templates, self._get_shares())
         await self._store.expire(self._retention)
         await self._files.expire()
         now = time.monotonic()

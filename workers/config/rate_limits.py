@@ -42,6 +42,15 @@ class Quota:
         return QuotaExceeded(message, retry_after)
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """An owner's part of a queue in which others wait, too."""
+
+    weight: float = 1.0
+    running: int | None = None
+    """The maximum number of jobs that run at once."""
+
+
 class Limits(BaseModel):
     """Limits of an owner. ``None``: no limit other than those of all jobs."""
 
@@ -60,6 +69,9 @@ class Limits(BaseModel):
         500, description="The maximum number of open requests of one key in one API process, streams included."
     )
     jobs: Count | None = Field(None, description="The maximum number of the owner's unfinished jobs.")
+    running: Count | None = Field(
+        None, description="The maximum number of the owner's jobs that run at once; the others wait in the queue."
+    )
     tokens_a_day: Count | None = Field(
         None, description="The maximum number of tokens of the owner's jobs per day (UTC); a job reserves its budget."
     )
@@ -80,6 +92,11 @@ class Limits(BaseModel):
     def quota(self) -> Quota:
         """The limits enforced by the store."""
         return Quota(self.jobs, self.tokens_a_day)
+
+    @property
+    def share(self) -> Share:
+        """The part of the limits that decides when jobs start."""
+        return Share(self.weight, self.running)
 
     @property
     def bucket(self) -> tuple[float, int] | None:
@@ -106,9 +123,9 @@ class LimitsTable(Limits):
         return table
 
     @property
-    def weights(self) -> dict[str, float]:
-        """The weights by owner; that of owners without a table has the empty name."""
-        return {"": self.weight} | {owner: self.for_owner(owner).weight for owner in self.__pydantic_extra__}
+    def shares(self) -> dict[str, Share]:
+        """The shares by owner; that of owners without a table has the empty name."""
+        return {"": self.share} | {owner: self.for_owner(owner).share for owner in self.__pydantic_extra__}
 
     def for_owner(self, owner: str) -> Limits:
         """Return the limits of one owner."""

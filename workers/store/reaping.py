@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -12,6 +12,7 @@ from reasoner.base_model import StrictModel
 from reasoner.jobs.job import TERMINAL_STATUSES
 from workers.archive.filters import DEAD
 from workers.archive.record import JobRecord
+from workers.config.rate_limits import Share
 from workers.store.broker_errors import BrokerRefused, read_eviction_policy
 from workers.store.redis_client import RedisClient
 from workers.store.serialization import to_json
@@ -52,15 +53,15 @@ class Reaping(RedisClient):
         self,
         max_attempts: int,
         templates: WakeupTemplates | None = None,
-        weights: Mapping[str, float] | None = None,
+        shares: Mapping[str, Share] | None = None,
     ) -> list[tuple[str, str]]:
         """Send the wake-ups that are missing now. Return their jobs, each with its queue.
 
-        ``templates``: of the messages, which the store keeps for those of new jobs. ``weights``: of owners in the order
-        of jobs, that of all others with the empty name; kept likewise.
+        ``templates``: of the messages, which the store keeps for those of new jobs. ``shares``: of owners, that of all
+        others with the empty name; kept likewise.
         """
         messages = ("", "") if templates is None else (templates.run, templates.webhook)
-        owners = "" if weights is None else to_json({owner: {"weight": weight} for owner, weight in weights.items()})
+        owners = "" if shares is None else to_json({owner: _write_share(share) for owner, share in shares.items()})
         resend = round(RESEND_SECONDS * 1000)
         rows = await self.script("reap", _MAX_REAPED, resend, max_attempts, *messages, owners)
         return [(job_id, queue) for job_id, queue in rows]
@@ -157,3 +158,7 @@ class Reaping(RedisClient):
         """Add to the counters of ``get_stats``."""
         for name, count in counters.items():
             await self.command("HINCRBY", "reasoner:stats", name, count)
+
+
+def _write_share(share: Share) -> dict[str, float]:
+    return {name: value for name, value in asdict(share).items() if value is not None}

@@ -265,6 +265,7 @@ def test_limits_are_read_from_the_file_and_passed_on_to_the_roles(
         ("[limits]\nn = 0", "greater than or equal to 1"),
         ("[limits.ann]\nseconds = -1", "limits.ann.seconds"),
         ("[limits.ann]\nweight = 0", "limits.ann.weight: Input should be greater than or equal to 0.001"),
+        ("[limits.ann]\nrunning = 0", "limits.ann.running: Input should be greater than or equal to 1"),
         ("[limits]\nweight = -1", "limits.weight: Input should be greater than or equal to 0.001"),
         ("limits = 5", "limits"),
     ],

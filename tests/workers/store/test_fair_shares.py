@@ -12,6 +12,7 @@ import pytest
 from tests.seeds import shift
 from tests.workers.store.helpers import SPEC, claim, submit
 from workers.broker.wakeups import make_celery, make_templates
+from workers.config.rate_limits import Share
 from workers.config.settings import load_settings
 from workers.store.claims import Claim
 from workers.store.jobs import JobStore
@@ -82,10 +83,10 @@ async def test_weights_follow_the_settings_and_hold_per_queue(store: JobStore) -
             ids["interactive"] = await submit(store, owner=owner)
             job, _ = await store.submit(spec, owner=owner, queue_cap=1000)
             ids["batch"] = job["id"]
-    await store.reap(3, weights={"": 1.0, "ann": 3.0})
+    await store.reap(3, shares={"": Share(), "ann": Share(3.0)})
     for queue in ("interactive", "batch"):
         assert Counter(await start_jobs(store, ids[queue], 8)) == {"ann": 6, "bob": 2}
-    await store.reap(3, weights={"": 1.0})
+    await store.reap(3, shares={"": Share()})
     assert Counter(await start_jobs(store, ids["batch"], 8)) == {"ann": 4, "bob": 4}
 
 
@@ -108,3 +109,36 @@ async def test_a_new_job_has_a_message_before_the_next_sweep(store: JobStore, ur
     await store.release(held, reason="shutdown", detail="")
     assert await store.command("LLEN", "interactive") == 2
     assert await store.reap(3) == []
+
+
+async def test_an_owner_at_the_limit_of_running_jobs_waits_and_others_do_not(store: JobStore) -> None:
+    templates = make_templates(make_celery(load_settings(redis_url=store.url)))
+    await store.reap(3, templates, {"": Share(), "ann": Share(running=2)})
+    ids = [await submit(store, owner="ann") for _ in range(4)]
+    started = [await start_next(store, ids[0]) for _ in range(2)]
+    assert await start_next(store, ids[0]) is None
+    await submit(store, owner="ann")
+    bob = await submit(store, owner="bob")
+    assert await start_jobs(store, bob, 2) == ["bob"]
+    await store.command("DEL", "interactive")
+    assert await store.reap(3) == [], "there is nothing that a worker could start"
+    assert started[0] is not None
+    await store.finish(started[0], "cancelled")
+    assert await store.command("LLEN", "interactive") == 1, "a worker is woken at once"
+    assert await start_jobs(store, bob, 2) == ["ann"]
+    await store.reap(3, templates, {"": Share(), "ann": Share(running=3)})
+    assert await store.command("LLEN", "interactive") == 2
+    assert await start_jobs(store, bob, 2) == ["ann"]
+    assert (await store.get_stats())[0]["queued"] == 1
+
+
+async def test_the_limit_of_running_jobs_holds_over_both_queues(store: JobStore) -> None:
+    await store.reap(3, shares={"": Share(running=1)})
+    urgent = await submit(store, owner="ann")
+    job, _ = await store.submit(SPEC | {"priority": "batch"}, owner="ann", queue_cap=1000)
+    held = await start_next(store, job["id"])
+    assert held is not None
+    assert await start_next(store, urgent) is None
+    await store.release(held, reason="shutdown", detail="")
+    assert await start_jobs(store, urgent, 1) == ["ann"]
+    assert await start_next(store, job["id"]) is None

@@ -21,6 +21,7 @@ from reasoner.jobs.journal import Entry
 from tests.seeds import shift
 from tests.workers.execution.test_outages import pass_time
 from tests.workers.store.helpers import SPEC, expire
+from workers.config.rate_limits import Share
 from workers.store.claims import Claim
 from workers.store.jobs import JobStore
 
@@ -28,8 +29,8 @@ RESULT = JobResult(answer=None, text=None, confidence=None, finish_reason="no_an
 MAX_ATTEMPTS = 2
 Seldom = st.sampled_from([False, False, False, True])
 Which = st.integers(0, 99)
-WEIGHTS = {"": 1.0, "ann": 2.0, "bob": 0.25}
-"""Powers of two: sums of their inverses are exact."""
+SHARES = {"": Share(), "ann": Share(2.0, running=1), "bob": Share(0.25, running=2)}
+"""Weights are powers of two: sums of their inverses are exact."""
 
 
 @dataclass
@@ -68,6 +69,8 @@ class Order:
         """The virtual times of the owners."""
         self.ready: dict[str, list[tuple[int, str]]] = {}
         """The ready jobs of each owner, with their positions in the order of submission."""
+        self.full: set[str] = set()
+        """The owners with ready jobs who run as many as they may."""
 
     def add(self, known: Known, job_id: str) -> None:
         if known.owner not in self.ready:
@@ -82,19 +85,27 @@ class Order:
         jobs.remove((known.n, job_id))
         if not jobs:
             del self.ready[known.owner]
+            self.full.discard(known.owner)
         return True
 
     def start(self, known: Known, job_id: str) -> None:
         if self.discard(known, job_id):
-            self.times[known.owner] += 1 / WEIGHTS.get(known.owner, WEIGHTS[""])
+            self.times[known.owner] += 1 / SHARES.get(known.owner, SHARES[""]).weight
 
-    def choose(self) -> str | None:
-        """Return the job whose turn it is."""
-        if not self.ready:
-            return None
-        owner = min(self.ready, key=lambda owner: (self.times[owner], owner))
-        self.time = self.times[owner]
-        return min(self.ready[owner])[1]
+    def choose(self, running: Counter[str]) -> str | None:
+        """Return the job whose turn it is, while owners run so many jobs."""
+        for owner in sorted(self.ready.keys() - self.full, key=lambda owner: (self.times[owner], owner)):
+            most = SHARES.get(owner, SHARES[""]).running
+            if most is None or running[owner] < most:
+                self.time = self.times[owner]
+                return min(self.ready[owner])[1]
+            self.full.add(owner)
+        return None
+
+    def leave_full(self, owner: str) -> None:
+        if owner in self.full:
+            self.full.remove(owner)
+            self.times[owner] = max(self.time, self.times[owner])
 
 
 class Jobs(RuleBasedStateMachine):
@@ -111,7 +122,7 @@ class Jobs(RuleBasedStateMachine):
         self.known: dict[str, Known] = {}
         self.order = Order()
         self.num_submitted = 0
-        self.runner.run(self.store.reap(MAX_ATTEMPTS, weights=WEIGHTS))
+        self.runner.run(self.store.reap(MAX_ATTEMPTS, shares=SHARES))
         self.away = False
 
     def teardown(self) -> None:
@@ -160,12 +171,20 @@ class Jobs(RuleBasedStateMachine):
         held = self.runner.run(self.store.claim(job_id, lease=60, max_attempts=MAX_ATTEMPTS, worker="w", by_turn=True))
         known = self.known[job_id]
         if known.status != "in_progress" or known.live:
-            job_id = self.order.choose()
+            running = Counter(known.owner for known in self.known.values() if known.status == "in_progress")
+            job_id = self.order.choose(running)
+            self.seen["owners at their limit"] += bool(self.order.full)
             self.seen["turns of others"] += job_id is not None and known is not self.known[job_id]
         if job_id is None:
             assert held is None
         else:
             self.check_claim(job_id, held)
+
+    def change(self, known: Known, status: str) -> None:
+        """Change the expected status."""
+        if known.status == "in_progress":
+            self.order.leave_full(known.owner)
+        known.status = status
 
     def check_claim(self, job_id: str, held: Claim | None) -> None:
         """Compare the outcome of an attempt to claim a job with the expected one."""
@@ -175,10 +194,11 @@ class Jobs(RuleBasedStateMachine):
             self.seen["refused claims"] += 1
         elif known.cancelled:
             assert held is None
-            known.status = "cancelled"
+            self.change(known, "cancelled")
         elif known.stalled >= MAX_ATTEMPTS:
             assert held is None
-            known.status = "failed"
+            self.change(known, "failed")
+            self.order.discard(known, job_id)
             self.seen["poison"] += 1
         else:
             self.order.start(known, job_id)
@@ -267,9 +287,9 @@ class Jobs(RuleBasedStateMachine):
             if job_id in woken:
                 assert known.status == "queued" or (known.status == "in_progress" and not known.live)
             if job_id in due and known.cancelled:
-                known.status = "cancelled"
+                self.change(known, "cancelled")
             elif job_id in due and known.stalled >= MAX_ATTEMPTS:
-                known.status = "failed"
+                self.change(known, "failed")
                 self.seen["poison"] += 1
             elif job_id in due:
                 assert job_id in woken
@@ -311,13 +331,14 @@ class Jobs(RuleBasedStateMachine):
                 if owned:
                     if not known.cancelled:
                         known.attempt, known.stalled = known.attempt - 1, max(0, known.stalled - 1)
-                    known.status, known.live = ("cancelled" if known.cancelled else "queued"), False
+                    self.change(known, "cancelled" if known.cancelled else "queued")
+                    known.live = False
                     if not known.cancelled:
                         self.order.add(known, job_id)
             else:
                 assert self.runner.run(self.store.finish(claim, "completed", result=RESULT)) == owned
                 if owned:
-                    known.status = "completed"
+                    self.change(known, "completed")
         if known.ended:
             known.live = False
 
@@ -351,9 +372,10 @@ class Jobs(RuleBasedStateMachine):
         assert {job_id for jobs in ready.values() for job_id in jobs} == queued
 
     @invariant()
-    def owners_with_ready_jobs_have_their_virtual_times(self) -> None:
+    def owners_with_ready_jobs_have_their_virtual_times_or_are_at_their_limit(self) -> None:
         times = dict(self.redis.zrange("reasoner:shares:interactive", 0, -1, withscores=True))
-        assert times == {owner: self.order.times[owner] for owner in self.order.ready}
+        assert times == {owner: self.order.times[owner] for owner in self.order.ready.keys() - self.order.full}
+        assert self.redis.smembers("reasoner:shares:interactive:full") == self.order.full
 
     @invariant()
     def every_job_is_in_the_list_of_its_status_and_in_no_other(self) -> None:
@@ -406,4 +428,4 @@ def test_random_histories_reach_every_interesting_state(url: str) -> None:
             for check in state.invariants:
                 check.function(machine)
         machine.teardown()
-    assert len(+Jobs.seen) == 11, Jobs.seen
+    assert len(+Jobs.seen) == 12, Jobs.seen

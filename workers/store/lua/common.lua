@@ -19,6 +19,7 @@
 --   reasoner:ready:QUEUE:OWNER   sorted set of an owner's queued jobs that can start now, by order of submission
 --   reasoner:shares:QUEUE    sorted set of the owners of such jobs by their virtual time: who has the least is next
 --   reasoner:shares:QUEUE:idle   likewise other owners whose virtual time is ahead of that of the queue
+--   reasoner:shares:QUEUE:full   set of the owners of such jobs who already run as many as they may
 --   reasoner:shares          hash: the virtual time of each queue
 --   reasoner:owners          hash: what the settings say about the order of each owner's jobs (JSON); '' for all others
 --   reasoner:owners:text     the settings from which that hash was made
@@ -127,34 +128,6 @@ local function append(id, kind, data, ...)
   return seq
 end
 
-local function set_status(id, status)
-  local before, n, owner, batch = unpack(redis.call('HMGET', job_key(id), 'status', 'n', 'owner', 'batch'))
-  for _, index in ipairs({ JOBS, owned(owner) }) do
-    redis.call('ZREM', index .. ':' .. before, id)
-    redis.call('ZADD', index .. ':' .. status, n, id)
-  end
-  redis.call('HSET', job_key(id), 'status', status)
-  if batch then
-    redis.call('HINCRBY', batch_key(batch), 'count:' .. before, -1)
-    redis.call('HINCRBY', batch_key(batch), 'count:' .. status, 1)
-  end
-end
-
--- Add a job to one of the lists besides those by status, or remove it.
-local function set_in_list(id, kind, score)
-  for _, index in ipairs({ JOBS, owned(redis.call('HGET', job_key(id), 'owner')) }) do
-    if score then
-      redis.call('ZADD', index .. kind, score, id)
-    else
-      redis.call('ZREM', index .. kind, id)
-    end
-  end
-end
-
-local function schedule_check(id, time)
-  redis.call('ZADD', DUE, ms(time), id)
-end
-
 -- Put a message into a queue, behind the others (LPUSH) or in front of them (RPUSH). Before a reaper has said what the
 -- messages are, only count it.
 local function send_wakeup(queue, id, push)
@@ -169,7 +142,8 @@ end
 
 -- The jobs of a queue start in the order of start-time fair queueing (Goyal, Vin and Cheng 1996): each start moves the
 -- virtual time of its owner forward by 1 / weight, and the owner with the least is next. An owner who comes back after
--- a pause does so at the virtual time of the queue, or at its own if that is ahead.
+-- a pause does so at the virtual time of the queue, or at its own if that is ahead. One who runs as many jobs as the
+-- settings allow pauses until one of them no longer runs.
 -- A message wakes a worker, and only its claim decides which job starts. So the order is that of the moment in which a
 -- slot is free, whatever is in Celery's list, and the list need not hold a message for each of many jobs.
 
@@ -191,12 +165,22 @@ local function owner_settings(owner)
   return cjson.decode(own or others or '{"weight":1}')
 end
 
--- Let an owner take part in the sharing of a queue.
+-- Return how many further jobs of an owner may run now.
+local function count_room(owner)
+  local most = owner_settings(owner).running
+  return most and most - redis.call('ZCARD', owned(owner) .. ':in_progress') or math.huge
+end
+
+-- Let an owner take part in the sharing of a queue. Return true unless the owner is to pause.
 local function enter_shares(queue, owner)
   local key = shares_key(queue)
+  if redis.call('SISMEMBER', key .. ':full', owner) == 1 then
+    return false
+  end
   local time = math.max(number(redis.call('HGET', SHARES, queue)), number(redis.call('ZSCORE', key .. ':idle', owner)))
   redis.call('ZADD', key, 'NX', exact(time), owner)
   redis.call('ZREM', key .. ':idle', owner)
+  return true
 end
 
 local function leave_shares(queue, owner)
@@ -208,16 +192,28 @@ local function leave_shares(queue, owner)
   end
 end
 
+-- Send a message for a job that can start, unless there are enough. Return true if one was sent.
+local function announce(queue, id)
+  if redis.call('EXISTS', WAKEUPS) == 1 and redis.call('LLEN', queue) < MAX_WAKEUPS then
+    send_wakeup(queue, id, 'LPUSH')
+    return true
+  end
+end
+
+-- Let an owner who has paused take part again.
+local function leave_full(queue, owner)
+  if redis.call('SREM', shares_key(queue) .. ':full', owner) == 1 then
+    enter_shares(queue, owner)
+    announce(queue, redis.call('ZRANGE', ready_key(queue, owner), 0, 0)[1])
+  end
+end
+
 -- Let a queued job start as soon as it is its owner's turn. Return true if a message for it was sent.
 local function make_ready(id)
   local n, owner, queue = unpack(redis.call('HMGET', job_key(id), 'n', 'owner', 'priority'))
   redis.call('ZREM', DUE, id)
   redis.call('ZADD', ready_key(queue, owner), n, id)
-  enter_shares(queue, owner)
-  if redis.call('EXISTS', WAKEUPS) == 1 and redis.call('LLEN', queue) < MAX_WAKEUPS then
-    send_wakeup(queue, id, 'LPUSH')
-    return true
-  end
+  return enter_shares(queue, owner) and announce(queue, id)
 end
 
 -- Keep a job from starting, since it starts or ends now.
@@ -226,6 +222,7 @@ local function leave_ready(id)
   local ready = ready_key(queue, owner)
   if redis.call('ZREM', ready, id) == 1 and redis.call('EXISTS', ready) == 0 then
     leave_shares(queue, owner)
+    redis.call('SREM', shares_key(queue) .. ':full', owner)
   end
 end
 
@@ -233,6 +230,11 @@ end
 local function find_next(queue)
   local key = shares_key(queue)
   local owner, time = unpack(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES'))
+  while owner and count_room(owner) <= 0 do
+    leave_shares(queue, owner)
+    redis.call('SADD', key .. ':full', owner)
+    owner, time = unpack(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES'))
+  end
   if owner then
     redis.call('HSET', SHARES, queue, time)
     redis.call('ZREMRANGEBYSCORE', key .. ':idle', '-inf', time)
@@ -247,6 +249,38 @@ local function charge_start(id)
     redis.call('ZINCRBY', shares_key(queue), exact(1 / owner_settings(owner).weight), owner)
     leave_ready(id)
   end
+end
+
+local function set_status(id, status)
+  local before, n, owner, batch = unpack(redis.call('HMGET', job_key(id), 'status', 'n', 'owner', 'batch'))
+  for _, index in ipairs({ JOBS, owned(owner) }) do
+    redis.call('ZREM', index .. ':' .. before, id)
+    redis.call('ZADD', index .. ':' .. status, n, id)
+  end
+  redis.call('HSET', job_key(id), 'status', status)
+  if batch then
+    redis.call('HINCRBY', batch_key(batch), 'count:' .. before, -1)
+    redis.call('HINCRBY', batch_key(batch), 'count:' .. status, 1)
+  end
+  if before == 'in_progress' and status ~= before then
+    leave_full('interactive', owner)
+    leave_full('batch', owner)
+  end
+end
+
+-- Add a job to one of the lists besides those by status, or remove it.
+local function set_in_list(id, kind, score)
+  for _, index in ipairs({ JOBS, owned(redis.call('HGET', job_key(id), 'owner')) }) do
+    if score then
+      redis.call('ZADD', index .. kind, score, id)
+    else
+      redis.call('ZREM', index .. kind, id)
+    end
+  end
+end
+
+local function schedule_check(id, time)
+  redis.call('ZADD', DUE, ms(time), id)
 end
 
 -- Count the start of an attempt.

@@ -49,11 +49,11 @@ local function top_up(queue, covered)
       return
     end
     local ready = ready_key(queue, owner)
-    local count = redis.call('ZCARD', ready)
+    local count = math.min(redis.call('ZCARD', ready), count_room(owner))
     local skipped = math.min(covered, count)
     covered = covered - skipped
     if count > skipped then
-      for _, id in ipairs(redis.call('ZRANGE', ready, skipped, skipped + missing - 1)) do
+      for _, id in ipairs(redis.call('ZRANGE', ready, skipped, math.min(count, skipped + missing) - 1)) do
         send(id, queue)
         missing = missing - 1
       end
@@ -86,6 +86,11 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', DUE, '-inf', ms(now), 'LIMIT', 0
   end
 end
 for queue, covered in pairs(on_their_way) do
+  for _, owner in ipairs(redis.call('SMEMBERS', shares_key(queue) .. ':full')) do
+    if count_room(owner) > 0 then -- by other settings
+      leave_full(queue, owner)
+    end
+  end
   top_up(queue, covered)
 end
 
