@@ -1,22 +1,35 @@
-// The form for a new job, with the strategies and parameters of GET /v1/strategies and the models of GET /v1/models.
+// The form for a new job: strategies, verifiers, models and names of the service, and the schemas of its OpenAPI document.
 
 import { byId, el, put, write } from "./dom.js";
+import { changedValues, filledValues, makeFields, readJson } from "./fields.js";
+import { readPairs } from "./filters.js";
 import { Refusal, call } from "./service.js";
 
 const AS_NAMED = { parameters: { properties: {} }, stops_when_sure: false };
-const LONG_TEXT = 200; // characters from which a text field has several lines
+const NO_VERIFIER = "none";
+const CONSTRAINT_TEXTS = {
+  json_schema: '{"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}',
+  regex: "[0-9]{1,4}",
+  grammar: 'start: "yes" | "no"',
+  choice: "yes\nno\nunknown",
+};
 
 export class SubmitForm {
   constructor(onSubmitted) {
     this.dialog = byId("form");
     this.form = this.dialog.querySelector("form");
-    this.refused = this.dialog.querySelector(".refused");
+    this.refused = this.dialog.querySelector("form > .refused");
     this.choice = byId("strategies");
+    this.verifier = byId("verifiers");
     this.strategies = new Map();
+    this.verifiers = new Map();
     this.models = new Map();
-    byId("models").addEventListener("change", () => this.#chooseModel());
     this.onSubmitted = onSubmitted;
+    byId("models").addEventListener("change", () => this.#chooseModel());
+    this.verifier.addEventListener("change", () => this.#chooseVerifier());
     this.choice.addEventListener("change", () => this.#choose());
+    byId("constraint").addEventListener("change", () => this.#chooseConstraint());
+    byId("python").addEventListener("change", () => (byId("python-fields").hidden = !byId("python").checked));
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.#submit();
@@ -27,23 +40,34 @@ export class SubmitForm {
   }
 
   async open() {
-    if (!this.strategies.size) {
-      const { data, default: fallback } = await call("GET", "/v1/strategies");
-      this.strategies = new Map(data.map((strategy) => [strategy.name, strategy]));
-      this.fallback = fallback;
-    }
+    if (!this.strategies.size) await this.#readCatalogue();
     await this.#listModels();
     this.#refuse("", []);
     this.dialog.showModal();
     byId("problem").focus();
   }
 
-  /** Lists the models that write solutions; without an answer of an engine, the service's own remains. */
+  async #readCatalogue() {
+    const [strategies, verifiers, document] = await Promise.all(["/v1/strategies", "/v1/verifiers", "/openapi.json"].map((path) => call("GET", path)));
+    this.strategies = new Map(strategies.data.map((strategy) => [strategy.name, strategy]));
+    this.fallback = strategies.default;
+    this.verifiers = new Map(verifiers.data.map((verifier) => [verifier.kind, verifier]));
+    this.verifier.append(el("optgroup", { label: "Instead" }, el("option", { value: NO_VERIFIER }, "none"), verifiers.data.map(({ kind }) => el("option", { value: kind }, kind.replaceAll("_", " ")))));
+    this.schemas = document.components.schemas;
+    byId("answer-fields").replaceChildren(...makeFields(this.schemas.AnswerSpec, "answer"));
+    byId("python-fields").replaceChildren(...makeFields(this.schemas.PythonTool, "tools", ["type"]));
+    const kinds = Object.keys(this.schemas.ConstraintSpec.properties);
+    byId("constraint").append(...kinds.map((kind) => el("option", { value: kind }, kind.replaceAll("_", " "))));
+  }
+
+  /** Lists the models that write solutions, and the names; without an answer of an engine, the service's own remains. */
   async #listModels() {
     const listed = await call("GET", "/v1/models").catch(() => ({ data: [], default: "" }));
-    this.models = new Map(listed.data.filter(({ defaults }) => defaults).map((model) => [model.id, model]));
+    const writing = listed.data.filter(({ defaults }) => defaults);
+    this.models = new Map(writing.map((model) => [model.id, model]));
     const chosen = byId("models").value;
-    byId("models").replaceChildren(...[...this.models.keys()].map((name) => el("option", { value: name }, name)));
+    const group = (label, models) => (models.length ? [el("optgroup", { label }, models.map(({ id }) => el("option", { value: id }, id)))] : []);
+    byId("models").replaceChildren(...group("Models", writing.filter((model) => !model.stands_for)), ...group("Names of searches", writing.filter((model) => model.stands_for)));
     byId("models").value = this.models.has(chosen) ? chosen : listed.default;
     byId("models").parentElement.hidden = this.models.size < 2;
     this.#chooseModel();
@@ -52,23 +76,30 @@ export class SubmitForm {
   #chooseModel() {
     const model = this.models.get(byId("models").value);
     this.#showDefaults(model?.defaults);
-    write(byId("verifier"), model ? verifierOf(model) : "");
+    write(byId("verifier"), model ? describeVerifier(model) : "");
     this.#listStrategies(model);
   }
 
-  /** Lists the strategies that the chosen model can run: the form has no field for a verifier. */
+  #chooseVerifier() {
+    const kind = this.verifiers.get(this.verifier.value);
+    byId("verifier-fields").replaceChildren(...(kind ? makeFields(kind.parameters, "verifier", ["kind"]) : []));
+    write(byId("verifier-about"), kind?.summary ?? "");
+    this.#listStrategies(this.models.get(byId("models").value));
+  }
+
+  /** Lists the strategies that the chosen model can run with the chosen verifier. */
   #listStrategies(model) {
-    const hasVerifier = model?.defaults.verifier;
-    const can = ({ available, needs_verifier }) => (model ? hasVerifier || !needs_verifier : available);
+    const own = this.verifier.value === "" ? (model ? Boolean(model.defaults.verifier) : null) : this.verifier.value !== NO_VERIFIER;
+    const can = ({ available, needs_verifier }) => (own === null ? available : own || !needs_verifier);
     const writing = [...this.strategies.values()].filter(({ takes_candidates }) => !takes_candidates);
     const names = writing.filter(can).map(({ name }) => name);
     const chosen = this.choice.value;
-    const own = model?.stands_for && model.defaults.strategy.name; // the search that the name stands for
+    const named = model?.stands_for && model.defaults.strategy.name; // the search that the name stands for
     const options = names.map((name) => el("option", { value: name }, name.replaceAll("_", " ")));
-    if (own) options.unshift(el("option", { value: "" }, `as the name says: ${own.replaceAll("_", " ")}`));
+    if (named) options.unshift(el("option", { value: "" }, `as the name says: ${named.replaceAll("_", " ")}`));
     this.choice.replaceChildren(...options);
     const fallback = model?.defaults.strategy.name ?? this.fallback;
-    this.choice.value = own ? "" : [chosen, "beam", fallback].find((name) => names.includes(name));
+    this.choice.value = named ? "" : [chosen, "beam", fallback, "self_consistency"].find((name) => names.includes(name));
     if (this.choice.value !== chosen) this.#choose();
   }
 
@@ -85,8 +116,15 @@ export class SubmitForm {
     const strategy = this.strategies.get(this.choice.value) ?? { ...AS_NAMED, summary: this.#describeName() };
     write(byId("about"), strategy.summary);
     byId("sure").hidden = !strategy.stops_when_sure;
-    const fields = Object.entries(strategy.parameters.properties).map(([name, schema]) => field(name, schema));
-    byId("parameters").replaceChildren(...fields);
+    byId("parameters").replaceChildren(...makeFields(strategy.parameters, "strategy"));
+  }
+
+  #chooseConstraint() {
+    const kind = byId("constraint").value;
+    const text = byId("constraint-text");
+    byId("constraint-field").hidden = !(kind in CONSTRAINT_TEXTS);
+    text.placeholder = CONSTRAINT_TEXTS[kind] ?? "";
+    write(byId("constraint-about"), this.schemas.ConstraintSpec.properties[kind]?.description ?? "");
   }
 
   #describeName() {
@@ -96,21 +134,48 @@ export class SubmitForm {
   /** Returns the job in the form; empty fields are left to the service, and to the name that is chosen as a model. */
   spec() {
     const spec = { problem: byId("problem").value };
-    if (this.choice.value) spec.strategy = { name: this.choice.value };
-    const { properties } = (this.strategies.get(this.choice.value) ?? AS_NAMED).parameters;
-    for (const input of byId("parameters").querySelectorAll("[name]")) {
-      const value = valueOf(input);
-      if (value !== null && value !== properties[input.name].default) spec.strategy[input.name] = value;
-    }
-    const budget = filled(byId("budget"));
+    if (this.models.size > 1) spec.model = byId("models").value;
+    const { parameters } = this.strategies.get(this.choice.value) ?? AS_NAMED;
+    if (this.choice.value) spec.strategy = { name: this.choice.value, ...changedValues(byId("parameters"), parameters) };
+    const budget = filledValues(byId("budget"));
     if (Object.keys(budget).length) spec.budget = budget;
-    const { temperature, max_tokens, confidence, deterministic, ...more } = filled(byId("more"));
+    const { temperature, max_tokens, confidence, metadata, ...more } = filledValues(byId("more"));
     if (temperature !== undefined) spec.sampling = { temperature };
     if (max_tokens !== undefined) spec.sampling = { ...spec.sampling, max_tokens };
-    if (this.models.size > 1) spec.model = byId("models").value;
     if (confidence !== undefined && !byId("sure").hidden) spec.confidence = confidence;
-    if (deterministic) spec.deterministic = true;
-    return { ...spec, ...more };
+    if (metadata !== undefined) spec.metadata = Object.fromEntries(readPairs(metadata));
+    return { ...spec, ...this.#verifierSpec(), ...this.#answerSpec(), ...this.#constraintSpec(), ...this.#toolSpecs(), ...more };
+  }
+
+  #verifierSpec() {
+    const kind = this.verifier.value;
+    if (!kind) return {};
+    if (kind === NO_VERIFIER) return { verifier: null };
+    return { verifier: { kind, ...changedValues(byId("verifier-fields"), this.verifiers.get(kind).parameters) } };
+  }
+
+  #answerSpec() {
+    const answer = changedValues(byId("answer-fields"), this.schemas.AnswerSpec);
+    const pattern = byId("pattern").value;
+    if (pattern) answer.extract = { regex: pattern };
+    return Object.keys(answer).length ? { answer } : {};
+  }
+
+  #constraintSpec() {
+    const kind = byId("constraint").value;
+    const text = byId("constraint-text").value;
+    if (!kind) return {};
+    const values = { json_object: () => true, json_schema: () => readJson(text), choice: () => text.split("\n").filter(Boolean) };
+    return { constraint: { [kind]: (values[kind] ?? (() => text))() } };
+  }
+
+  #toolSpecs() {
+    const tools = byId("python").checked ? [{ type: "python", ...changedValues(byId("python-fields"), this.schemas.PythonTool) }] : [];
+    const functions = byId("functions").value.trim();
+    if (!functions) return tools.length ? { tools } : {};
+    const given = readJson(functions);
+    if (typeof given === "string") return { tools: given }; // the service says what is wrong
+    return { tools: [...tools, ...[given].flat().map((each) => ({ type: "function", ...each }))] };
   }
 
   async #submit() {
@@ -127,62 +192,29 @@ export class SubmitForm {
     }
   }
 
-  /** Shows what was wrong, and in which fields. */
+  /** Shows what was wrong, and in which fields; folded ones unfold. */
   #refuse(message, errors) {
     write(this.refused, message);
     for (const part of this.form.querySelectorAll("[data-field]")) {
-      const wrong = errors.some(({ field: name }) => name === part.dataset.field || `strategy.${name}` === part.dataset.field);
+      const { field } = part.dataset;
+      const wrong = errors.some(({ field: name }) => [name, `strategy.${name}`].some((each) => isAbout(each, field)));
       put(part.querySelector("input, select, textarea"), "aria-invalid", wrong);
+      if (wrong) for (let box = part.closest("details"); box; box = box.parentElement.closest("details")) box.open = true;
     }
+    this.form.querySelector("[aria-invalid=true]")?.scrollIntoView({ block: "nearest" });
   }
+}
+
+/** Returns true if an error of the service, such as "verifier.generative.votes", is about a field of the form, "verifier.votes". */
+function isAbout(error, field) {
+  if (error === field) return true;
+  const [part, ...rest] = field.split(".");
+  if (!error.startsWith(`${part}.`)) return false;
+  return rest.length ? error.endsWith(`.${rest.join(".")}`) : true;
 }
 
 /** Returns a line about the verifier of a model's jobs. */
-function verifierOf({ defaults: { verifier }, probe }) {
+function describeVerifier({ defaults: { verifier }, probe }) {
   if (verifier) return `Verifier: ${verifier.model ?? verifier.kind}`;
   return probe ? "Verifier: none named; the model has a probe, which its settings may name" : "Verifier: none";
-}
-
-function field(name, schema) {
-  const plain = schema.anyOf?.find((option) => option.type !== "null") ?? schema;
-  const value = schema.default ?? "";
-  const isObject = plain.type === "object" || plain.$ref !== undefined;
-  const common = { name, "data-type": isObject ? "object" : plain.type, title: schema.description };
-  let input;
-  if (plain.enum) {
-    input = el("select", common, plain.enum.map((option) => el("option", { selected: option === value }, option)));
-  } else if (plain.type === "boolean") {
-    input = el("input", { ...common, type: "checkbox", checked: value === true });
-  } else if (plain.type === "integer" || plain.type === "number") {
-    const least = plain.minimum ?? plain.exclusiveMinimum;
-    const step = plain.type === "integer" ? 1 : "any";
-    input = el("input", { ...common, type: "number", min: least, max: plain.maximum, step, value, placeholder: "automatic" });
-  } else if ((plain.maxLength ?? 0) > LONG_TEXT) {
-    input = el("textarea", { ...common, rows: value.split("\n").length + 1 }, value);
-  } else {
-    input = el("input", { ...common, type: "text", value, placeholder: isObject ? "none; or JSON" : "automatic" });
-  }
-  const wide = input.tagName === "TEXTAREA" ? "wide" : null;
-  return el("label", { "data-field": `strategy.${name}`, class: wide }, name.replaceAll("_", " "), input, el("small", {}, schema.description));
-}
-
-function valueOf(input) {
-  if (input.type === "checkbox") return input.checked;
-  if (input.value === "") return null;
-  if (input.dataset.type === "object") return readJson(input.value);
-  return input.type === "number" ? Number(input.value) : input.value;
-}
-
-/** Returns the value of a text that is JSON; another text as it is, so that the service says what is wrong. */
-function readJson(text) {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return text;
-  }
-}
-
-function filled(box) {
-  const values = [...box.querySelectorAll("[name]")].map((input) => [input.name, valueOf(input)]);
-  return Object.fromEntries(values.filter(([, value]) => value !== null && value !== false));
 }

@@ -92,3 +92,82 @@ def test_the_page_asks_for_a_key_and_keeps_it_in_session_storage(browser: Browse
         expect_text(page.locator("#state"), "queued")
         page.click("#forget")
         expect(page.locator("#keys")).to_be_visible(timeout=WAIT)
+
+
+def test_verifier_tools_answer_constraint_and_webhook_of_the_form_are_in_the_job(
+    browser: Browser, url: str, tmp_path: Path
+) -> None:
+    names = {"careful": {"model": "policy", "strategy": {"name": "best_of_n", "n": 3}, "description": "three tries"}}
+    settings = load_settings(redis_url=url, data_dir=tmp_path, names=names)
+    with Service(settings) as service, open_page(browser, service.url) as page:
+        page.click("#new")
+        page.fill("#problem", "3 + 4?")
+        page.select_option("#models", "careful")
+        expect_text(page.locator("#about"), "three tries")
+        page.select_option("#models", "policy")
+        page.select_option("#verifiers", "numeric")
+        page.select_option("#strategies", "best_of_n")
+        page.fill("#verifier-fields [name=expected]", "7")
+        for summary in ("Answer", "Tools", "More"):
+            page.locator("#form summary", has_text=summary).click()
+        page.select_option("#answer-fields [name=compare]", "text")
+        page.fill("#pattern", "is (.*)$")
+        page.check("#python")
+        page.fill("#python-fields [name=calls]", "3")
+        page.fill("#functions", '{"name": "lookup", "parameters": {"type": "object"}}')
+        page.fill("#more [name=metadata]", "course=numbers\nrun=7")
+        page.fill("#more [name=webhook]", "http://insecure.example/")
+        page.click("#form [type=submit]")
+        expect(page.locator("#form form > .refused")).to_contain_text("webhook", timeout=WAIT)
+        expect(page.locator("#more [name=webhook]")).to_have_attribute("aria-invalid", "true", timeout=WAIT)
+        page.fill("#more [name=webhook]", "")
+        page.fill("#functions", "not json")
+        page.click("#form [type=submit]")
+        expect(page.locator("#functions")).to_have_attribute("aria-invalid", "true", timeout=WAIT)
+        page.fill("#functions", '{"name": "lookup", "parameters": {"type": "object"}}')
+        with page.expect_request(lambda request: request.method == "POST") as sent:
+            page.click("#form [type=submit]")
+        spec = sent.value.post_data_json
+        assert (spec["model"], spec["strategy"]["name"], spec["metadata"]) == (
+            "policy",
+            "best_of_n",
+            {"course": "numbers", "run": "7"},
+        )
+        assert spec["verifier"] == {"kind": "numeric", "expected": 7}
+        assert spec["answer"] == {"compare": "text", "extract": {"regex": "is (.*)$"}}
+        assert spec["tools"] == [
+            {"type": "python", "calls": 3},
+            {"type": "function", "name": "lookup", "parameters": {"type": "object"}},
+        ]
+        expect(page.locator("#form form > .refused")).to_contain_text("tool_format", timeout=WAIT)
+        page.fill("#functions", "")
+        page.uncheck("#python")
+        page.click("#form [type=submit]")
+        expect_text(page.locator("#state"), "queued")
+        job = service.get(f"/v1/jobs/{page.url.partition('#')[2]}")["spec"]
+        assert (job["verifier"]["kind"], job["metadata"]["run"], job["answer"]["compare"]) == ("numeric", "7", "text")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "constraint"),
+    [
+        ("json_schema", '{"type": "integer"}', {"type": "integer"}),
+        ("json_object", None, True),
+        ("regex", "[0-9]+", "[0-9]+"),
+        ("choice", "yes\nno", ["yes", "no"]),
+    ],
+)
+def test_a_constraint_of_the_form_is_sent_as_the_service_reads_it(
+    browser: Browser, service: Service, kind: str, text: str | None, constraint: object
+) -> None:
+    with open_page(browser, service.url) as page:
+        page.click("#new")
+        page.fill("#problem", "3 + 4?")
+        page.locator("#form summary", has_text="Constraint").click()
+        page.select_option("#constraint", kind)
+        expect(page.locator("#constraint-text")).to_be_visible(visible=text is not None, timeout=WAIT)
+        if text is not None:
+            page.fill("#constraint-text", text)
+        with page.expect_request(lambda request: request.method == "POST") as sent:
+            page.click("#form [type=submit]")
+        assert sent.value.post_data_json["constraint"] == {kind: constraint}
