@@ -239,6 +239,27 @@ def bench_service(
     _run(measure.measure, plan, report, output)
 
 
+@bench.command("interference")
+@expand_options
+def bench_interference(
+    output: OutputOptions,
+    window: Annotated[float, typer.Option(min=5, max=86_400, help="Seconds in which the batch is to end.")] = 60.0,
+    rate: Annotated[float, typer.Option(min=0.1, max=1000, help="Interactive requests a second.")] = 2.0,
+    load: Annotated[
+        float, typer.Option(min=0.05, max=2, help="The batch as a fraction of what a window holds without others.")
+    ] = 0.6,
+    rounds: Rounds = 1,
+) -> None:
+    """Measure the time to the first token of interactive answers alone, beside a batch, and beside one that yields.
+
+    The models are those of the environment: with [engines.NAME] in reasoner.toml those of a vLLM or SGLang.
+    """
+    from benchmarks.service import interference, report
+
+    plan = interference.InterferencePlan(window=window, rate=rate, load=load, rounds=rounds)
+    _run(interference.measure, plan, report, output)
+
+
 @bench.command("chaos")
 @expand_options
 def bench_chaos(

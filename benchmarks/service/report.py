@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.engine.measure import Measured
 from benchmarks.engine.report import machine
+from benchmarks.service.interference import InterferencePlan
 from benchmarks.service.measure import ServicePlan
 from benchmarks.service.on_engine import EnginePlan
 
@@ -40,16 +41,28 @@ _METHOD_ON_ENGINE = (
 )
 
 
-def document(plan: ServicePlan | EnginePlan, measured: Measured) -> dict[str, Any]:
+_METHOD_INTERFERENCE = (
+    "The protocol of llm-d's batch gateway at the size of one machine: interactive requests arrive at random times and "
+    "stream a greedy answer of few tokens, while a batch of searches runs that takes the given fraction of the window "
+    "by itself. `beside a batch`: its jobs are like the interactive ones. `beside a batch that yields`: they are of "
+    "the batch queue, with a worker of its own, and pause on the engine. A ratio below 1 is the price of the batch: "
+    "1 / 1.3 = 0.77 at p99 is the goal, with 99 % of the batch in its window."
+)
+
+
+def document(plan: ServicePlan | EnginePlan | InterferencePlan, measured: Measured) -> dict[str, Any]:
     """Return the document of results, with the settings and every single run."""
     settings = {name: value for name, value in asdict(plan).items() if name not in ("settings", "engine")}
     return {
-        "method": _METHOD if isinstance(plan, ServicePlan) else _METHOD_ON_ENGINE,
+        "method": _METHODS[type(plan)],
         "machine": machine(os.cpu_count() or 1, measured),
         "rows": [asdict(row) for row in measured.rows],
         "settings": settings | {"cases": list(plan.cases)},
         "runs": measured.runs,
     }
+
+
+_METHODS = {ServicePlan: _METHOD, EnginePlan: _METHOD_ON_ENGINE, InterferencePlan: _METHOD_INTERFERENCE}
 
 
 def markdown(document: dict[str, Any], command: str) -> str:

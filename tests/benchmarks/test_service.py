@@ -123,6 +123,7 @@ def test_memory_is_the_sum_over_the_mappings() -> None:
 async def test_the_null_engine_answers_the_same_request_equally_and_counts_it() -> None:
     engine = NullEngine(0.0)
     body = {
+        "request_id": "r",
         "model": POLICY,
         "prompt": [11, 12],
         "stop": ["\n\n"],
