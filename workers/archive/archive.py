@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from workers.archive.errors import ArchiveDown
 from workers.archive.filters import JobFilter
-from workers.archive.record import JobRecord, LogEntry, decompress
+from workers.archive.record import JobRecord, LogEntry, decompress, render_digests
 from workers.archive.search import select_filtered
 from workers.archive.tables import JOBS, JOURNALS, PAIRS, WORDS
 
@@ -42,14 +42,14 @@ class Archive:
             options = f"-c statement_timeout={round(TIMEOUT_SECONDS * 1000)}"
             arguments = {"connect_timeout": _CONNECT_SECONDS, "options": options}
             address = address.set(drivername="postgresql+psycopg")
-        self._engine = create_async_engine(
+        self.engine = create_async_engine(
             address, connect_args=arguments, pool_pre_ping=not self._is_sqlite, hide_parameters=True, **_POOL
         )
         if self._is_sqlite:
-            event.listen(self._engine.sync_engine, "connect", _set_pragmas)
+            event.listen(self.engine.sync_engine, "connect", _set_pragmas)
 
     async def close(self) -> None:
-        await self._engine.dispose()
+        await self.engine.dispose()
 
     async def save(self, records: Sequence[JobRecord], stale: Collection[str] = ()) -> None:
         """Store jobs, and remove those whose rows are ``stale``, in one transaction.
@@ -58,6 +58,7 @@ class Archive:
         """
         ids = [record.id for record in records]
         numbers = [int(record.fields["n"]) for record in records]
+        await asyncio.to_thread(lambda: [record.prepare() for record in records])
         async with self._begin() as connection:
             if self._is_sqlite:  # a transaction that begins by reading cannot write once another one has
                 await connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -87,19 +88,15 @@ class Archive:
     async def _insert_rows(self, connection: AsyncConnection, saved: Sequence[tuple[int, JobRecord]]) -> None:
         if not saved:
             return
-        await connection.execute(insert(JOBS), [record.to_row() | {"n": n} for n, record in saved])
-        await connection.execute(
-            insert(JOURNALS), [{"n": n, "entries": record.compress_entries()} for n, record in saved]
-        )
-        pairs = [{"digest": digest, "n": n} for n, record in saved for digest in record.list_pairs()]
-        if pairs:
+        await connection.execute(insert(JOBS), [record.row | {"n": n} for n, record in saved])
+        await connection.execute(insert(JOURNALS), [{"n": n, "entries": record.entries_data} for n, record in saved])
+        if pairs := [{"digest": digest, "n": n} for n, record in saved for digest in record.pairs]:
             await connection.execute(insert(PAIRS), pairs)
         if self._is_sqlite:
-            words: list[dict[str, Any]] = [{"n": n, "words": record.render_words()} for n, record in saved]
-            await connection.execute(text("INSERT INTO job_words (rowid, words) VALUES (:n, :words)"), words)
+            texts = [{"n": n, "words": render_digests(record.words)} for n, record in saved]
+            await connection.execute(text("INSERT INTO job_words (rowid, words) VALUES (:n, :words)"), texts)
         else:
-            words = [{"n": n, "words": record.list_words()} for n, record in saved]
-            await connection.execute(insert(WORDS), words)
+            await connection.execute(insert(WORDS), [{"n": n, "words": record.words} for n, record in saved])
 
     async def _delete_rows(self, connection: AsyncConnection, numbers: Sequence[int]) -> None:
         if not numbers:
@@ -182,7 +179,7 @@ class Archive:
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 await self._migrate()
-                async with self._engine.begin() as connection:
+                async with self.engine.begin() as connection:
                     yield connection
         except (SQLAlchemyError, OSError, TimeoutError) as error:
             raise ArchiveDown(_describe(error)) from error
@@ -196,7 +193,7 @@ class Archive:
 
             if self._is_sqlite:
                 await asyncio.to_thread(self._folder.mkdir, mode=0o700, parents=True, exist_ok=True)
-            async with self._engine.begin() as connection:
+            async with self.engine.begin() as connection:
                 await connection.run_sync(migrate)
             self._is_migrated = True
 

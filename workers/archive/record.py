@@ -6,7 +6,8 @@ import json
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Self
 
 from workers.archive.filters import JobFacts, digest_pair, digest_words
 
@@ -14,7 +15,7 @@ LogEntry = tuple[str, dict[str, str]]
 """An entry of a job's stream: its id and its fields."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobRecord:
     """A job that has ended, as it was read from Redis."""
 
@@ -25,14 +26,25 @@ class JobRecord:
     def id(self) -> str:
         return self.fields["id"]
 
+    @cached_property
+    def facts(self) -> JobFacts:
+        """The properties by which lists choose it."""
+        return JobFacts(self.fields)
+
     @property
     def num_chars(self) -> int:
         """The number of characters of the stream's values."""
         return sum(len(value) for _, fields in self.entries for value in fields.values())
 
-    def to_row(self) -> dict[str, Any]:
-        """Return the row of the table of jobs."""
-        facts = JobFacts(self.fields)
+    def prepare(self) -> Self:
+        """Compute the forms below and return the record: it takes a millisecond, which belongs into a thread."""
+        _ = self.row, self.entries_data, self.pairs, self.words
+        return self
+
+    @cached_property
+    def row(self) -> dict[str, Any]:
+        """The row of the table of jobs."""
+        facts = self.facts
         return {
             "n": int(self.fields["n"]),
             "id": self.id,
@@ -49,20 +61,19 @@ class JobRecord:
             "fields": compress(self.fields),
         }
 
-    def list_pairs(self) -> set[int]:
-        """Return the digests of its metadata."""
-        return {digest_pair(key, value) for key, value in JobFacts(self.fields).metadata.items()}
+    @cached_property
+    def pairs(self) -> set[int]:
+        """The digests of its metadata."""
+        return {digest_pair(key, value) for key, value in self.facts.metadata.items()}
 
-    def list_words(self) -> list[int]:
-        """Return the digests of its owner and of the words of its problem, in order."""
-        return sorted(digest_words(self.fields["owner"], JobFacts(self.fields).words))
+    @cached_property
+    def words(self) -> list[int]:
+        """The digests of its owner and of the words of its problem, in order."""
+        return sorted(digest_words(self.fields["owner"], self.facts.words))
 
-    def render_words(self) -> str:
-        """Return the same as text."""
-        return render_digests(self.list_words())
-
-    def compress_entries(self) -> bytes:
-        """Return the stream in the form of the table of journals."""
+    @cached_property
+    def entries_data(self) -> bytes:
+        """The stream in the form of the table of journals."""
         return compress(self.entries)
 
 
@@ -73,7 +84,7 @@ def render_digests(digests: Iterable[int]) -> str:
 
 def compress(value: Any) -> bytes:
     """Return compressed JSON, whose escapes keep characters that no encoding has."""
-    return zlib.compress(json.dumps(value, separators=(",", ":")).encode("ascii"), 6)
+    return zlib.compress(json.dumps(value, separators=(",", ":")).encode("ascii"), 1)
 
 
 def decompress(data: bytes) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import BigInteger, ColumnElement, Select, cast, exists, literal_column, select
+from sqlalchemy import BigInteger, ColumnElement, Select, cast, exists, func, literal_column, select
 from sqlalchemy.dialects.postgresql import ARRAY, array
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -12,32 +12,39 @@ from workers.archive.filters import DEAD, JobFilter, digest_pair, digest_words
 from workers.archive.record import render_digests
 from workers.archive.tables import FTS, JOBS, PAIRS, WORDS
 
+_FEW: Final = 1000
+"""Jobs of a pair of the metadata that are looked up faster than the words are searched."""
+
 
 async def select_filtered(
     connection: AsyncConnection, wanted: JobFilter, *, owner: str | None, before: int | None, limit: int
 ) -> Select[Any]:
     """Return the query for positions and hashes of the jobs that a filter wants, behind the position ``before``.
 
-    The filter that is expected to want the fewest jobs leads, in the order of its index, which is that of the list;
-    the others are looked up for each of its jobs.
+    One index leads, in the order of the list: of a pair of the metadata, of the words, or of the columns. The others
+    are looked up for each of its jobs, so a pair that few jobs have leads before frequent words.
     """
-    digests = [digest_pair(key, value) for key, value in wanted.metadata.items()]
+    pairs = await _sort_pairs(connection, wanted)
+    words = digest_words(owner, wanted.words) if wanted.words else set()
     position: ColumnElement[int] = JOBS.c.n
     query: Select[Any] = select(JOBS.c.n, JOBS.c.fields)
-    words = digest_words(owner, wanted.words) if wanted.words else set()
     if words and connection.dialect.name == "sqlite":
-        position = FTS.c.rowid
-        query = query.join_from(FTS, JOBS, JOBS.c.n == position)
-        query = query.where(literal_column("job_words").op("MATCH")(render_digests(sorted(words))))
+        matches = literal_column("job_words").op("MATCH")(render_digests(sorted(words)))
+        if pairs and pairs[0][0] < _FEW:
+            query = query.where(exists().where(matches, FTS.c.rowid == JOBS.c.n))
+        else:
+            position = FTS.c.rowid
+            query = query.join_from(FTS, JOBS, JOBS.c.n == position).where(matches)
     elif words:
         terms = cast(array(sorted(words)), ARRAY(BigInteger))
         query = query.where(JOBS.c.n.in_(select(WORDS.c.n).where(WORDS.c.words.bool_op("@>")(terms))))
-    elif digests:
-        position = PAIRS.c.n
-        query = query.join_from(PAIRS, JOBS, JOBS.c.n == position).where(PAIRS.c.digest == digests.pop(0))
-    for digest in digests:
-        pairs = PAIRS.alias()
-        query = query.where(exists().where(pairs.c.digest == digest, pairs.c.n == JOBS.c.n))
+    for _, digest in pairs:
+        if position is JOBS.c.n:
+            position = PAIRS.c.n
+            query = query.join_from(PAIRS, JOBS, JOBS.c.n == position).where(PAIRS.c.digest == digest)
+        else:
+            others = PAIRS.alias()
+            query = query.where(exists().where(others.c.digest == digest, others.c.n == JOBS.c.n))
     for condition in _list_conditions(wanted, owner):
         query = query.where(condition)
     lowest, highest = await _find_positions(connection, wanted)
@@ -49,9 +56,19 @@ async def select_filtered(
     return query.order_by(position.desc()).limit(limit)
 
 
+async def _sort_pairs(connection: AsyncConnection, wanted: JobFilter) -> list[tuple[int, int]]:
+    """Return the digests of the metadata, those of the fewest jobs first, each with their number up to ``_FEW``."""
+    pairs = []
+    for key, value in wanted.metadata.items():
+        digest = digest_pair(key, value)
+        rows = select(PAIRS.c.n).where(PAIRS.c.digest == digest).limit(_FEW).subquery()
+        pairs.append(((await connection.execute(select(func.count()).select_from(rows))).scalar_one(), digest))
+    return sorted(pairs)
+
+
 def _list_conditions(wanted: JobFilter, owner: str | None) -> list[ColumnElement[bool]]:
     """Return the conditions on columns of the jobs."""
-    status = "failed" if wanted.status == DEAD else wanted.status
+    status = None if wanted.status == DEAD else wanted.status
     columns = {
         "owner": owner,
         "status": status,

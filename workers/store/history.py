@@ -100,10 +100,10 @@ class JobHistory(EventLog):
         """Return a job's hash. Raises ``NoSuchJob``."""
         fields: dict[str, str] = await self.command("HGETALL", job_key(job_id))
         if not fields and self.archive is not None:
-            archived = await self.load_archived([job_id])
-            # A job that was brought back between the two is in Redis now.
-            fields = archived.get(job_id) or await self.command("HGETALL", job_key(job_id))
-        if not fields:
+            archived = (await self.load_archived([job_id])).get(job_id, {})
+            # It may have been brought back meanwhile, or deleted while it was moved.
+            fields = (await self._find_present([job_id])).get(job_id, archived)
+        if "status" not in fields:
             raise NoSuchJob(job_id)
         return fields
 
@@ -177,12 +177,14 @@ class JobHistory(EventLog):
         found = {}
         for n, fields in rows:
             present = current.get(fields["id"])
-            if fields["id"] not in known_ids and (present is None or wanted.matches(JobFacts(present))):
+            if fields["id"] in known_ids or present == {"id": fields["id"]}:
+                continue
+            if present is None or wanted.matches(JobFacts(present)):
                 found[n] = present or fields
         return found
 
     async def _find_present(self, ids: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Return the hashes of those jobs that are in Redis, by their ids."""
+        """Return the hashes of those jobs that are in Redis, by their ids; of deleted ones being moved the id alone."""
         found: dict[str, dict[str, str]] = {}
         for row in await self.script("present", *ids):
             fields = dict(zip(row[::2], row[1::2], strict=True))

@@ -18,7 +18,7 @@ from reasoner.client import AsyncClient, Client, ServiceError
 from tests.scripted import ScriptedEngine
 from workers.config.settings import Settings
 
-SPEC = {"problem": "1 + 1?", "strategy": {"name": "best_of_n", "n": 2}, "seed": 1}
+SPEC = {"problem": "1 + 1?", "strategy": {"name": "best_of_n", "n": 2}, "seed": 1, "metadata": {"a b": "x&y=z"}}
 
 
 class _Bridge(httpx.BaseTransport):
@@ -95,6 +95,8 @@ async def test_a_job_is_submitted_streamed_and_read(service: Any, work: Callable
     tree = await service.tree(job.id)
     assert tree["best"] == ended.result.node
     assert [item["id"] for item in (await service.list())["data"]] == [job.id]
+    found = [await service.list(metadata={"a b": team}, q="1", created_after=1) for team in ("x&y=z", "z")]
+    assert [[item["id"] for item in page["data"]] for page in found] == [[job.id], []]
     assert len(await service.export()) == 1
     await service.delete(job.id)
     with pytest.raises(ServiceError, match=job.id) as refused:

@@ -26,14 +26,14 @@ async def test_the_migrations_make_the_tables_that_queries_use(archive: Archive)
         is_sqlite = connection.dialect.name == "sqlite"  # where the words are a virtual table
         return [item for item in found if "remove_index" not in item and not (is_sqlite and "job_words" in item)]
 
-    async with archive._engine.connect() as connection:
+    async with archive.engine.connect() as connection:
         assert await connection.run_sync(list_differences) == []
 
 
 async def test_processes_that_start_together_migrate_once(archive_url: str) -> None:
     archives = [Archive(archive_url) for _ in range(5)]
     await asyncio.gather(*(archive.check() for archive in archives))
-    async with archives[0]._engine.connect() as connection:
+    async with archives[0].engine.connect() as connection:
         rows = await connection.execute(text("SELECT version_num FROM alembic_version"))
         assert [row.version_num for row in rows] == ["create_jobs"]
     for archive in archives:
@@ -44,7 +44,7 @@ async def test_a_database_of_a_newer_version_is_refused_and_both_migrations_are_
     archive: Archive, archive_url: str, store: JobStore
 ) -> None:
     await archive.check()
-    async with archive._engine.begin() as connection:
+    async with archive.engine.begin() as connection:
         await connection.execute(text("UPDATE alembic_version SET version_num = 'from_the_future'"))
     older = Archive(archive_url)
     with pytest.raises(

@@ -46,7 +46,7 @@ async def main():
     archive = Archive(archive_url)
     await archive.check()
     for name in ("before_cursor_execute", "commit"):
-        event.listen(archive._engine.sync_engine, name, step)
+        event.listen(archive.engine.sync_engine, name, step)
     store = SteppedStore(url, archive=archive)
     await Archiver(store, archive, age=0, retention=1e6).move()
     await store.close()
@@ -83,6 +83,7 @@ async def test_a_kill_between_any_two_steps_of_a_move_loses_no_job_and_doubles_n
         assert [await store.get(kept), await store.load_events(kept), await store.load_events(retried)] == before
         await store.delete(deleted)
         await store.retry(retried, queue_cap=9)
+        assert await list_ids(store) == [active, retried, kept]
         await store.command("DEL", "reasoner:archiver")
         archiver = Archiver(store, archive, age=0, retention=1e6)
         await archiver.move()

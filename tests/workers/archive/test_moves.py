@@ -128,8 +128,12 @@ async def test_a_job_that_changed_while_it_was_moved_is_as_redis_has_it(
     with monkeypatch.context() as patch:
         patch.setattr(archive, "save", change)
         await archiver.move()
-    assert await list_ids(store) == [deleted, retried]  # until the next pass
+    assert await find_places(store, archive, deleted) == (False, True)  # until the next pass
+    assert await list_ids(store) == [retried]
+    with pytest.raises(NoSuchJob):
+        await store.get(deleted)
     await archiver.move()
+    assert await find_places(store, archive, deleted) == (False, False)
     assert await list_ids(store) == [retried]
     assert await find_places(store, archive, retried) == (True, False)
     assert (await store.get(retried))["status"] == "queued"

@@ -8,7 +8,7 @@ from alembic import op
 revision = "create_jobs"
 down_revision: str | None = None
 
-_FILTERS = ("status", "strategy", "model", "name")
+_FILTERS = ("status", "dead", "strategy", "model", "name")
 
 
 def upgrade() -> None:
