@@ -2,7 +2,6 @@
 
 import { el, fill, put } from "./dom.js";
 import { summaryOf } from "./step.js";
-import { score } from "./words.js";
 
 const MOST = 100; // branches below one branch that are listed at once
 
@@ -59,16 +58,23 @@ export class Outline {
     const parent = this.children.has(node.id);
     const open = parent && this.open.has(node.id);
     const state = moment.onBestPath(node.id) ? "on the best path" : moment.onFrontier(node) ? "on the frontier" : node.state;
-    const told = `Branch ${node.id}: ${node.score === null ? "no score" : `score ${score(node.score)}`}, ${node.tokens} tokens, ${state}`;
+    const row = `branch-${node.id}`;
+    const details = `, ${node.tokens} tokens, ${state}${node.answer === null ? "" : `, answer ${node.answer}`}. `;
+    const [value, words] = summaryOf(node, 160);
+    const unseen = (text) => el("span", { class: "hidden" }, text);
     return el(
       "li",
       {
         role: "treeitem", "data-branch": node.id, tabindex: -1, "aria-level": level, "aria-posinset": position, "aria-setsize": size,
         "aria-selected": String(node.id === this.selected), "aria-expanded": parent ? String(open) : null,
-        "aria-label": `${told}${node.answer === null ? "" : `, answer ${node.answer}`}`,
+        "aria-labelledby": row, // its content would include the branches below it
         class: `${node.state === "pruned" ? "pruned" : ""} ${moment.onBestPath(node.id) ? "best" : ""}`,
       },
-      el("div", { class: "row", "aria-hidden": "true" }, el("i", { class: parent ? "fold" : "leaf" }), summaryOf(node, 160), el("span", { class: "count" }, node.id)),
+      el(
+        "div", { class: "row", id: row }, el("i", { class: parent ? "fold" : "leaf", "aria-hidden": "true" }),
+        unseen(`Branch ${node.id}: ${node.score === null ? "no score" : "score"} `), value, unseen(details), words,
+        el("span", { class: "count", "aria-hidden": "true" }, node.id),
+      ),
       open ? el("ul", { role: "group" }, this.#items(node.id, level + 1)) : null,
     );
   }

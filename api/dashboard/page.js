@@ -8,6 +8,7 @@ import { Search } from "./search.js";
 import { Refusal, call, key } from "./service.js";
 import { Batches } from "./views/batches.js";
 import { Compare } from "./views/compare.js";
+import { Evaluation } from "./views/evaluation.js";
 import { Operations } from "./views/operations.js";
 
 const POLL = 2_000;
@@ -26,6 +27,7 @@ const form = new SubmitForm((job) => {
 const VIEWS = [
   { name: "batches", address: /^#(?:batches|(batch_[0-9a-f]{32}))$/, page: new Batches() },
   { name: "compare", address: new RegExp(`^#compare/(${JOB})(?:/(${JOB}))?$`), page: new Compare(history) },
+  { name: "evaluation", address: /^#evaluation$/, page: new Evaluation() },
   { name: "service", address: /^#service$/, page: new Operations() },
 ];
 let view = null; // the open one of them; the jobs without one

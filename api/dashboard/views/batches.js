@@ -130,7 +130,7 @@ export class Batches {
       shared ? [whole(job.granted), "number"] : null,
       bar([{ name: `${job.tokens} tokens`, share: job.tokens / most, kind: "spent" }, { name: "granted", share: Math.max(0, job.granted - job.tokens) / most, kind: "granted" }], `${job.tokens} tokens spent`),
     ].filter((cell) => cell !== null));
-    const headings = [["#", "number"], "Status", "Answer", ["Tokens", "number"], ...(shared ? [["Granted", "number"]] : []), ""];
+    const headings = [["#", "number"], "Status", "Answer", ["Tokens", "number"], ...(shared ? [["Granted", "number"]] : []), shared ? "Spent of what is granted" : "Spent"];
     const rest = jobs.length - rows.length;
     const more = () => {
       this.rows += MOST_ROWS;

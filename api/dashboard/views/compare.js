@@ -62,12 +62,12 @@ export class Compare {
     byId("swap").disabled = !(a && b);
     if (!a || !b) return fill(byId("differences"), hint("Choose a second job to compare with."));
     const numbers = ROWS.map((row) => numberRow(row, a, b));
-    const specs = differences(a.spec, b.spec).map(([name, ...values]) => [name, ...values.map((value) => el("code", {}, value)), ""]);
+    const specs = differences(a.spec, b.spec).map(([name, ...values]) => [name, ...values.map((value) => el("code", {}, value))]);
     fill(
       byId("differences"),
-      table(["", ["A", "number"], ["B", "number"], ["B against A", "number"]], numbers, "Results and costs of both jobs"),
+      table(["Measure", ["A", "number"], ["B", "number"], ["B against A", "number"]], numbers, "Results and costs of both jobs"),
       el("h3", {}, specs.length ? "Settings that differ" : "All settings are the same"),
-      specs.length ? table(["", "A", "B", ""], specs, "Settings that differ") : null,
+      specs.length ? table(["Setting", "A", "B"], specs, "Settings that differ") : null,
     );
   }
 }

@@ -112,7 +112,7 @@ function engines(samples, states) {
       state?.reason ?? "",
     ];
   });
-  return table(["State", "Engine", ["Requests", "number"], ["Failures", "number"], ""], rows, "Engines");
+  return table(["State", "Engine", ["Requests", "number"], ["Failures", "number"], "Reason"], rows, "Engines");
 }
 
 /** Returns a table of owners with their tokens, cost and jobs, and a bar for each day. */
