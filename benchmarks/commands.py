@@ -221,7 +221,8 @@ def bench_service(
     """Compare the service, on an engine without a model, with Celery alone.
 
     Cases: submit, the latency; throughput, short jobs a second and memory; overhead, a search of some seconds beside
-    the same one in-process; load, 500 queued jobs and 200 open streams. With --engine: best of 16, beam, reuse of
+    the same one in-process; load, 500 queued jobs and 200 open streams; fairness, owners of several weights in one
+    queue. With --engine: best of 16, beam, reuse of
     prefixes, and verifier, on the models of the environment.
     """
     from benchmarks.service import measure, on_engine, report

@@ -25,6 +25,7 @@ from api.roles.supervisor import free_port
 from benchmarks.engine.process import BenchError
 from benchmarks.service.null_engine import POLICY, VERIFIER
 from workers.broker.embedded import EmbeddedBroker
+from workers.config.rate_limits import LimitsTable
 from workers.config.settings import Settings, load_settings
 from workers.processes.children import read_tail, spawn, stop, wait_for_exit
 
@@ -52,12 +53,20 @@ class BrokerLoad:
 class Deployment:
     """Context manager of a broker and an engine in a temporary folder; ``start`` adds systems to them."""
 
-    def __init__(self, seconds: float, *, concurrency: int, models: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        concurrency: int,
+        models: Mapping[str, Any] | None = None,
+        limits: LimitsTable | None = None,
+    ) -> None:
         """``seconds``: the null engine's time for a token. ``concurrency``: jobs that a worker runs at once.
 
-        ``models``: settings of a running engine and its models, instead of the null engine.
+        ``models``: settings of a running engine and its models, instead of the null engine. ``limits``: of our service.
         """
         self._models = models
+        self._limits = limits or LimitsTable()
         self._seconds = seconds
         self._concurrency = concurrency
         self._running = ExitStack()
@@ -160,6 +169,7 @@ class Deployment:
             port=int(self.url(system).rpartition(":")[2]),
             concurrency=self._concurrency,
             api_keys=(),
+            limits=self._limits,
         )
 
     def _launch(self, name: str, module: Sequence[str], env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:

@@ -16,6 +16,7 @@ from benchmarks.engine.measure import Listener, Measured, Row
 from benchmarks.engine.process import BenchError, installed
 from benchmarks.service.crowd import STOP_SECONDS, gather_crowd
 from benchmarks.service.deployment import OURS, PLAIN, BrokerLoad, Deployment, proportional_mib
+from benchmarks.service.fairness import DEVIATION_TARGET, FIRST_START_TARGET, LIMITS, share_queue
 from benchmarks.service.load import bear, submit_all
 from benchmarks.service.null_engine import POLICY, VERIFIER
 from benchmarks.service.plain import CREATED, FINISHED
@@ -27,10 +28,11 @@ from reasoner.jobs.request import JobRequest
 from reasoner.run import run_job
 from workers.config.settings import Settings
 
-CASES = ("submit", "bulk", "throughput", "overhead", "load", "crowd")
+CASES = ("submit", "bulk", "throughput", "overhead", "load", "crowd", "fairness")
 """``submit``: latency of a submission; ``bulk``: many jobs in one request; ``throughput``: short jobs per second,
 memory, and the load on the broker; ``overhead``: a search in the service and in-process; ``load``: many jobs and
-streams at once; ``crowd``: many searches at once in one worker.
+streams at once; ``crowd``: many searches at once in one worker; ``fairness``: owners of different weights share a
+queue.
 """
 SYSTEMS = (OURS, PLAIN)
 IN_PROCESS, TARGET, IDLE = "in-process", "target", "idle"
@@ -69,6 +71,10 @@ class ServicePlan:
     """Jobs that a worker runs at once, but in ``crowd``."""
     crowd: int = 1000
     crowd_token_seconds: float = 3.0
+    backlog: int = 100_000
+    """Jobs of one owner in the queue when others come."""
+    turns: int = 100
+    """Jobs of those others for each unit of their weight."""
 
 
 def measure(plan: ServicePlan, listener: Listener) -> Measured:
@@ -91,7 +97,7 @@ class _Bench:
 
     def steps(self, case: str) -> int:
         """Return the number of progress steps of a case."""
-        return {"load": 2, "crowd": 2, "bulk": 1 + self.plan.rounds}.get(case, 1 + 2 * self.plan.rounds)
+        return {"load": 2, "crowd": 2, "fairness": 2, "bulk": 1 + self.plan.rounds}.get(case, 1 + 2 * self.plan.rounds)
 
     def submit(self) -> None:
         """Measure the latency of sequential submissions by one client, while a worker runs the jobs."""
@@ -224,6 +230,19 @@ class _Bench:
         )
         if crowd.mib is not None and crowd.idle_mib is not None:
             self._less(case, "memory, worker (PSS)", "MiB", crowd.mib, IDLE, crowd.idle_mib)
+
+    def fairness(self) -> None:
+        """Let owners come to a queue in which another has a backlog."""
+        case = f"{self.plan.backlog} queued jobs of one owner, then two others, weights 1, 2, 4"
+        self.listener.step(f"{case}: processes start")
+        with Deployment(0.0, concurrency=self.plan.concurrency, limits=LIMITS) as deployment:
+            self.listener.step(case)
+            sharing = share_queue(deployment, SHORT, self.plan.backlog, self.plan.turns)
+        self.measured.runs[case] = {owner: list(times) for owner, times in sharing.starts.items()}
+        self._less(case, "others' first starts, the later one", "s", sharing.first_start, TARGET, FIRST_START_TARGET)
+        deviation = sharing.deviation
+        lead = DEVIATION_TARGET / max(deviation, DEVIATION_TARGET * _NOISE)
+        self._row(case, "largest deviation of a share", "of the share", deviation, TARGET, DEVIATION_TARGET, lead)
 
     def _both(self, case: str) -> Deployment:
         self.listener.step(f"{case}: processes start")

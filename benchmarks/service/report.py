@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.measure import Measured
 from benchmarks.engine.report import machine
+from benchmarks.service.fairness import WEIGHTS, draw_sharing
 from benchmarks.service.interference import InterferencePlan
 from benchmarks.service.measure import ServicePlan
 from benchmarks.service.on_engine import EnginePlan
@@ -24,10 +26,15 @@ _METHOD = (
     " to result over the median time of the same search in one process without a broker, less one; both ways ask the "
     "engine for the same branches and scores and find the same. `errors` counts refused submissions, streams that "
     "broke or have gaps, jobs that did not complete and errors in the logs, while all jobs wait, all streams are "
-    "open, and then one worker comes and does them. In the last case one worker runs many searches at once, whose "
+    "open, and then one worker comes and does them. In `crowd` one worker runs many searches at once, whose "
     "heartbeats and writes are looked at four times a second, and is then asked to stop: `handed back` are those that"
     " wait again with no attempt used up. Memory is the proportional set size. A ratio above 1 means that we are "
     "ahead."
+)
+_FAIRNESS = (
+    " In the case of `fairness` one owner's jobs wait when a worker comes; 200 of them later two other owners submit, "
+    "with weights of 2 and 4 to its 1. A start is a worker's claim, by the broker's clock; shares are of all starts "
+    "from then on until one of the two has no job left that waits."
 )
 
 
@@ -62,7 +69,15 @@ def document(plan: ServicePlan | EnginePlan | InterferencePlan, measured: Measur
     }
 
 
-_METHODS = {ServicePlan: _METHOD, EnginePlan: _METHOD_ON_ENGINE, InterferencePlan: _METHOD_INTERFERENCE}
+_METHODS = {ServicePlan: _METHOD + _FAIRNESS, EnginePlan: _METHOD_ON_ENGINE, InterferencePlan: _METHOD_INTERFERENCE}
+
+
+def draw(document: dict[str, Any], path: Path) -> None:
+    """Draw the starts of the case ``fairness``, if it was run."""
+    backlog = document["settings"].get("backlog")
+    for case, runs in document["runs"].items():
+        if backlog is not None and case.startswith(f"{backlog} ") and runs.keys() == WEIGHTS.keys():
+            draw_sharing(runs, path)
 
 
 def markdown(document: dict[str, Any], command: str) -> str:

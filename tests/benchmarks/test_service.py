@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 from api.cli.entry.app import app
 from benchmarks.engine.measure import Listener
 from benchmarks.service.deployment import OURS, PLAIN, Deployment, proportional_mib
+from benchmarks.service.fairness import Sharing
 from benchmarks.service.load import submit_all, wrong
 from benchmarks.service.measure import IN_PROCESS, SHORT, TARGET, ServicePlan, measure, quantile, spans
 from benchmarks.service.null_engine import POLICY, STEPS, NullEngine
-from benchmarks.service.report import document, markdown
+from benchmarks.service.report import document, draw, markdown
 
 SMALL = ServicePlan(
     rounds=2,
@@ -32,12 +33,15 @@ SMALL = ServicePlan(
     concurrency=4,
     crowd=5,
     crowd_token_seconds=0.3,
+    backlog=260,
+    turns=5,
 )
+FAIRNESS = "260 queued jobs of one owner, then two others, weights 1, 2, 4"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_run_has_the_rows_of_all_cases_computed_from_the_single_runs() -> None:
+def test_a_run_has_the_rows_of_all_cases_computed_from_the_single_runs(tmp_path: Path) -> None:
     totals: list[int] = []
     steps: list[str] = []
     said: list[str] = []
@@ -64,6 +68,8 @@ def test_a_run_has_the_rows_of_all_cases_computed_from_the_single_runs() -> None
         ("5 searches at once in one worker", "end after SIGTERM", TARGET),
         ("5 searches at once in one worker", "handed back without an attempt", "running"),
         ("5 searches at once in one worker", "memory, worker (PSS)", "idle"),
+        (FAIRNESS, "others' first starts, the later one", TARGET),
+        (FAIRNESS, "largest deviation of a share", TARGET),
     ]
     taken = measured.runs["submit, one client"]
     assert [len(each) for each in taken.values()] == [10, 10]
@@ -77,6 +83,9 @@ def test_a_run_has_the_rows_of_all_cases_computed_from_the_single_runs() -> None
     assert rows["12 queued jobs, 6 open streams", "errors"].ours == 0
     crowd = {row.metric: row for row in measured.rows if row.case == "5 searches at once in one worker"}
     assert crowd["running"].ours == crowd["handed back without an attempt"].ours == 5
+    assert len(measured.runs[FAIRNESS]["two"]) == 10
+    draw(document(SMALL, measured), tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").stat().st_size > 0
     told = document(SMALL, measured)
     assert json.loads(json.dumps(told)) == told
     assert "| overhead_fraction |" in markdown(told, "reasoner bench service")
@@ -103,6 +112,19 @@ def test_under_load_a_broken_stream_a_lost_job_and_a_logged_error_are_counted() 
         ((created, finished),) = spans(deployment, OURS, [job_id])
         job = httpx.get(f"{deployment.url(OURS)}/v1/jobs/{job_id}").json()
         assert (created, finished) == (job["created_at"], job["finished_at"])
+
+
+def test_shares_count_while_all_owners_have_jobs_that_wait() -> None:
+    """The backlog's owner may not count for what it starts alone, before the others come and after one has left."""
+    starts = {
+        "one": [-2.0, -1.0, 1.0, 2.0, 9.0, 10.0],
+        "two": [0.5, 1.1, 2.1, 3.0],
+        "four": [0.7, 0.8, 0.9, 1.2, 1.3, 1.4, 2.9, 3.1],
+    }
+    sharing = Sharing(starts)
+    assert sharing.first_start == 0.7
+    # Until 3.0 there are 2, 4 and 7 starts; by their weights it would be 13/7, 26/7 and 52/7.
+    assert sharing.deviation == pytest.approx(2 / (13 / 7) - 1)
 
 
 def test_a_quantile_is_one_of_the_values_with_the_right_number_below() -> None:
