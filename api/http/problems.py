@@ -124,7 +124,7 @@ def find_problem(error: Exception) -> Problem | None:
     if type(error) not in _STORE_PROBLEMS:
         return None
     status, code, detail = _STORE_PROBLEMS[type(error)]
-    retry_after = 10 if isinstance(error, QueueFull) else getattr(error, "retry_after", None)
+    retry_after = getattr(error, "retry_after", None)
     headers = None if retry_after is None else {"Retry-After": str(retry_after)}
     return Problem(status, code, detail.format(str(error)), headers=headers)
 

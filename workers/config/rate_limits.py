@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-_RETRY_AFTER_SECONDS = 5
-"""An estimate, since the end of a job is unknown."""
+UNKNOWN_WAIT_SECONDS = 5
+"""The time after which to try again where the store has no estimate."""
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -37,7 +37,8 @@ class Quota:
     def exceeded(self, what: str, used: int, retry_after: int) -> QuotaExceeded:
         """Return the exception for the refusal of a script."""
         if what == "jobs":
-            return QuotaExceeded(f"{used} jobs are unfinished, and the limit is {self.jobs}", _RETRY_AFTER_SECONDS)
+            message = f"{used} jobs are unfinished, and the limit is {self.jobs}"
+            return QuotaExceeded(message, retry_after or UNKNOWN_WAIT_SECONDS)
         message = f"{used} of {self.tokens_a_day} tokens of this day (UTC) are spent, or reserved by unfinished jobs"
         return QuotaExceeded(message, retry_after)
 

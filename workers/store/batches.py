@@ -52,7 +52,7 @@ class BatchStore:
         arguments = (*batch, owner, ORIGIN.get().to_json(), queue_cap, key, digest, quota.to_json())
         outcome, *details = await self._store.script("batch_submit", *arguments, *jobs)
         if outcome == "full":
-            raise QueueFull(f"with these {len(specs)}, more than {queue_cap} jobs would wait")
+            raise QueueFull(f"with these {len(specs)}, more than {queue_cap} jobs would wait", int(details[0]))
         return await self.get(check_submitted(outcome, details, quota)), bool(outcome == "created")
 
     async def find_repeated(self, owner: str, idempotency: tuple[str, str] | None) -> BatchDocument | None:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from reasoner.best_so_far import choose_best_so_far
 from reasoner.jobs.job import TERMINAL_STATUSES
 from reasoner.jobs.spec import JobSpec
-from workers.config.rate_limits import Quota
+from workers.config.rate_limits import UNKNOWN_WAIT_SECONDS, Quota
 from workers.store import serialization
 from workers.store.broker_errors import BROKER_DOWN
 from workers.store.claims import Claims
@@ -29,7 +29,12 @@ from workers.store.serialization import JobDocument, job_key, to_json
 
 
 class QueueFull(Exception):
-    """The queue holds the maximum number of waiting jobs."""
+    """The queue holds the maximum number of waiting jobs. ``retry_after``: seconds until it may not."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        """``retry_after``: an estimate, 0 for none."""
+        super().__init__(message)
+        self.retry_after = retry_after or UNKNOWN_WAIT_SECONDS
 
 
 class IdempotencyConflict(Exception):
@@ -72,7 +77,7 @@ class JobStore(JobHistory, Claims, Reaping):
             _, fields = details
             return serialization.document(dict(zip(fields[::2], fields[1::2], strict=True))), True
         if outcome == "full":
-            raise QueueFull(f"{queue_cap} jobs are waiting")
+            raise QueueFull(f"{queue_cap} jobs are waiting", int(details[0]))
         return await self.get(check_submitted(outcome, details, quota)), False
 
     async def find_repeated(self, owner: str, idempotency: tuple[str, str] | None) -> JobDocument | None:
@@ -154,7 +159,7 @@ class JobStore(JobHistory, Claims, Reaping):
             case "gone":
                 raise NoSuchJob(job_id)
             case "full":
-                raise QueueFull(f"{queue_cap} jobs are waiting")
+                raise QueueFull(f"{queue_cap} jobs are waiting", int(details[0]))
             case "jobs" | "tokens":
                 raise quota.exceeded(outcome, *map(int, details))
             case "line":

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import random
+import time
 from collections import Counter
+from typing import Any
 
 import fakeredis
 import pytest
@@ -12,7 +16,7 @@ import pytest
 from tests.seeds import shift
 from tests.workers.store.helpers import SPEC, claim, submit
 from workers.broker.wakeups import make_celery, make_templates
-from workers.config.rate_limits import Share
+from workers.config.rate_limits import Quota, Share
 from workers.config.settings import load_settings
 from workers.store.claims import Claim
 from workers.store.jobs import JobStore
@@ -142,3 +146,51 @@ async def test_the_limit_of_running_jobs_holds_over_both_queues(store: JobStore)
     await store.release(held, reason="shutdown", detail="")
     assert await start_jobs(store, urgent, 1) == ["ann"]
     assert await start_next(store, job["id"]) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_the_wait_for_a_place_is_estimated_from_the_rate_and_the_turns_before_it(seed: int) -> None:
+    """Simulate a service in which a job starts every so many milliseconds, until an owner's refused job has a place."""
+    rng = random.Random(shift(seed))
+    with pytest.MonkeyPatch.context() as patch:
+        now = 1_700_000_000.0
+        patch.setattr(time, "time", lambda: now)
+        server = fakeredis.FakeRedis(decode_responses=True)
+        scripts = {name: server.register_script(text) for name, text in read_scripts().items()}
+        owners = {f"owner{index}": Share(rng.choice([0.5, 1.0, 2.0, 4.0])) for index in range(4)}
+        settings = json.dumps({owner: {"weight": share.weight} for owner, share in owners.items()})
+        scripts["reap"](args=[0, 1000, 3, "", "", settings])
+
+        def submit_job(owner: str, index: int, cap: int = 10_000, quota: str = "") -> list[Any]:
+            spec = '{"budget":{"tokens":60}}'
+            answer: list[Any] = scripts["submit"](
+                args=[f"{owner}-{index}", spec, "batch", owner, "", cap, "", "", "", quota]
+            )
+            return answer
+
+        for owner in owners:
+            for index in range(rng.randint(100, 200)):
+                submit_job(owner, index)
+        interval = rng.choice([0.05, 0.3, 2.0])
+
+        def start_job() -> str:
+            nonlocal now
+            now += interval
+            _, job_id, *_ = scripts["claim"](args=["owner0-0", 60_000, 3, "w", 1])
+            scripts["finish"](args=[job_id, 1, "cancelled", "null", "null"])
+            return str(job_id).partition("-")[0]
+
+        assert submit_job("owner1", 999, cap=1) == ["full", 0], "nothing has started"
+        for _ in range(60):
+            start_job()
+        unfinished = server.zcard("reasoner:jobs:of:owner1:queued")
+        behind = rng.randint(0, 20)
+        refused, used, seconds = submit_job("owner1", 999, quota=Quota(jobs=unfinished - behind).to_json())
+        assert (refused, used) == ("jobs", unfinished)
+        full = submit_job("owner1", 999, cap=server.zcard("reasoner:jobs:queued"))[1]
+        assert full == pytest.approx(max(1, math.ceil(interval)), abs=1)
+        asked, ends = now, 0
+        while ends <= behind:
+            ends += start_job() == "owner1"
+        # A tenth for starts that fade, a tie with each other owner, and the second to which it is rounded.
+        assert abs(seconds - (now - asked)) <= 0.1 * (now - asked) + len(owners) * interval + 1

@@ -9,10 +9,11 @@ local repeated = idempotency ~= '' and find_repeat(idempotency, digest, batch_ke
 if repeated then
   return repeated
 end
-if redis.call('ZCARD', JOBS .. ':queued') + count > tonumber(cap) then
-  return { 'full' }
+local missing = redis.call('ZCARD', JOBS .. ':queued') + count - tonumber(cap)
+if missing > 0 then
+  return { 'full', estimate_seconds(missing, { 'interactive', 'batch' }, now) }
 end
-local refusal = reserve_quota(key, owner, quota, count, cjson.decode(budget), now)
+local refusal = reserve_quota(key, owner, quota, count, cjson.decode(budget), now, ARGV[first + 2])
 if refusal then
   return refusal
 end

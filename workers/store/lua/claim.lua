@@ -53,6 +53,8 @@ local job = job_key(id)
 local before, waiting, share = unpack(redis.call('HMGET', job, 'status', 'waiting', 'share'))
 if before == 'in_progress' then
   redis.call('HINCRBY', STATS, 'lease_reclaims', 1)
+else
+  count_start(queue, now)
 end
 charge_start(id)
 local attempt = begin_attempt(id)

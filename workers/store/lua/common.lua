@@ -21,6 +21,8 @@
 --   reasoner:shares:QUEUE:idle   likewise other owners whose virtual time is ahead of that of the queue
 --   reasoner:shares:QUEUE:full   set of the owners of such jobs who already run as many as they may
 --   reasoner:shares          hash: the virtual time of each queue
+--   reasoner:starts          hash: the number of recent starts in each queue, which fade, as it was at QUEUE:at (ms), and
+--                            the time (ms) of the first of them, QUEUE:since
 --   reasoner:owners          hash: what the settings say about the order of each owner's jobs (JSON); '' for all others
 --   reasoner:owners:text     the settings from which that hash was made
 --   reasoner:deadlines       sorted set of ids of jobs that have not begun by the time (ms) at which they expire
@@ -73,6 +75,8 @@ local JOBS, DUE, WEBHOOKS, SENT, STATS = 'reasoner:jobs', 'reasoner:due', 'reaso
 local LOOKED = 'reasoner:looked'
 local WAITING, DEADLINES = 'reasoner:waiting', 'reasoner:deadlines'
 local SHARES, OWNERS, WAKEUPS = 'reasoner:shares', 'reasoner:owners', 'reasoner:wakeups'
+local STARTS = 'reasoner:starts'
+local FADING_MS = 60000 -- in which the weight of a start falls to 1 / e
 local MAX_WAKEUPS = 2000 -- in a queue, for any number of ready jobs: more than workers take between two sweeps
 local ARCHIVING, ARCHIVER = 'reasoner:archiving', 'reasoner:archiver'
 local FILES = 'reasoner:files'
@@ -240,6 +244,50 @@ local function find_next(queue)
     redis.call('ZREMRANGEBYSCORE', key .. ':idle', '-inf', time)
     return redis.call('ZRANGE', ready_key(queue, owner), 0, 0)[1]
   end
+end
+
+local function read_starts(queue, now)
+  local count, at, since = unpack(redis.call('HMGET', STARTS, queue, queue .. ':at', queue .. ':since'))
+  return number(count) * math.exp(math.min(0, number(at) - now) / FADING_MS), number(since)
+end
+
+-- Count a start for the estimates of waits.
+local function count_start(queue, now)
+  local count, since = read_starts(queue, now)
+  if count < 0.05 or since > now then -- after a pause the rate is that of the new starts alone
+    count, since = 0, now
+  end
+  redis.call('HSET', STARTS, queue, exact(count + 1), queue .. ':at', ms(now), queue .. ':since', ms(since))
+end
+
+-- Estimate the seconds until so many jobs of some queues have started, at their recent rate; 0 if none has started.
+local function estimate_seconds(starts, queues, now)
+  local rate = 0 -- starts in a second
+  for _, queue in ipairs(queues) do
+    local count, since = read_starts(queue, now)
+    local observed = math.max(now - since, 1000)
+    rate = rate + 1000 * count / FADING_MS / (1 - math.exp(-observed / FADING_MS))
+  end
+  return rate > 1e-4 and math.max(1, math.min(3600, math.ceil(starts / rate))) or 0
+end
+
+-- Return how many jobs of a queue start until one of an owner has `jobs - 1` starts of the owner's before it, if no
+-- further jobs come.
+local function count_starts_until(queue, owner, jobs)
+  local key = shares_key(queue)
+  local time = redis.call('ZSCORE', key, owner)
+  if not time then
+    time = math.max(number(redis.call('HGET', SHARES, queue)), number(redis.call('ZSCORE', key .. ':idle', owner)))
+  end
+  local turn, starts = time + (jobs - 1) / owner_settings(owner).weight, jobs
+  local others = redis.call('ZRANGEBYSCORE', key, '-inf', exact(turn), 'WITHSCORES')
+  for i = 1, #others, 2 do
+    if others[i] ~= owner then
+      local before = math.ceil((turn - others[i + 1]) * owner_settings(others[i]).weight)
+      starts = starts + math.min(before, redis.call('ZCARD', ready_key(queue, others[i])))
+    end
+  end
+  return starts
 end
 
 -- Charge the start of a ready job to its owner.
@@ -412,9 +460,9 @@ local function find_repeat(idempotency, digest, key_of)
   end
 end
 
--- Check an owner's quota (JSON; empty for none) for `count` further jobs with a token budget. Reserve the tokens on the
+-- Check an owner's quota (JSON; empty for none) for `count` further jobs of a queue with a token budget. Reserve the tokens on the
 -- holder, the hash of a job or a batch, until its end, or return the reason of the refusal.
-local function reserve_quota(holder, owner, quota, count, budget, now)
+local function reserve_quota(holder, owner, quota, count, budget, now, queue)
   if quota == '' then
     return nil
   end
@@ -422,7 +470,11 @@ local function reserve_quota(holder, owner, quota, count, budget, now)
   if most.jobs then
     local active = redis.call('ZCARD', owned(owner) .. ':queued') + redis.call('ZCARD', owned(owner) .. ':in_progress')
     if active + count > most.jobs then
-      return { 'jobs', active, 0 }
+      local seconds = 0 -- unknown
+      if queue and redis.call('EXISTS', ready_key(queue, owner)) == 1 then -- as many of its jobs start as end
+        seconds = estimate_seconds(count_starts_until(queue, owner, active + count - most.jobs), { queue }, now)
+      end
+      return { 'jobs', active, seconds }
     end
   end
   if most.tokens_a_day then

@@ -9,7 +9,7 @@ if not status then
 elseif status ~= 'failed' then
   return { status }
 elseif redis.call('ZCARD', JOBS .. ':queued') >= tonumber(cap) then
-  return { 'full' }
+  return { 'full', estimate_seconds(1, { 'interactive', 'batch' }, now_ms()) }
 end
 local deadline = cjson.decode(spec).deadline
 if type(deadline) == 'number' and deadline * 1000 <= now_ms() then
@@ -32,7 +32,8 @@ else
   -- The spent tokens were committed at its end. The remaining budget is reserved as for a new job.
   local budget = cjson.decode(spec).budget or {}
   local rest = number(budget.tokens) - spent
-  local refusal = reserve_quota(job, owner, quota, 1, { tokens = rest }, now_ms())
+  local refusal = reserve_quota(job, owner, quota, 1, { tokens = rest }, now_ms(),
+    redis.call('HGET', job, 'priority'))
   if refusal then
     return refusal
   elseif quota ~= '' and cjson.decode(quota).tokens_a_day then

@@ -6,10 +6,11 @@ local repeated = idempotency ~= '' and find_repeat(idempotency, digest, job_key)
 if repeated then
   return repeated
 end
-if redis.call('ZCARD', JOBS .. ':queued') >= tonumber(cap) then
-  return { 'full' }
+local missing = redis.call('ZCARD', JOBS .. ':queued') + 1 - tonumber(cap)
+if missing > 0 then
+  return { 'full', estimate_seconds(missing, { 'interactive', 'batch' }, now) }
 end
-local refusal = reserve_quota(job_key(id), owner, quota, 1, cjson.decode(spec).budget, now)
+local refusal = reserve_quota(job_key(id), owner, quota, 1, cjson.decode(spec).budget, now, priority)
 if refusal then
   return refusal
 end
