@@ -163,7 +163,7 @@ def open_page(
     )
     page.goto(address)
     yield page
-    assert (errors, foreign_requests) == ([], [])
+    assert (errors, foreign_requests) == ([], []), (errors, foreign_requests)
     assert page.title() == title
     context.close()
 
