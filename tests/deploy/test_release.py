@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,12 @@ def test_the_command_says_the_version_which_is_that_of_the_chart(environment: Pa
     assert run(environment / "bin" / "reasoner", "--version").split()[-1] == VERSION
     chart = yaml.safe_load((ROOT / "deploy" / "helm" / "reasoner" / "Chart.yaml").read_text())
     assert chart["appVersion"] == chart["version"] == VERSION
+
+
+def test_the_changelog_has_the_version_below_what_is_not_released() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert re.fullmatch(rf"{re.escape(VERSION)} - \d{{4}}-\d\d-\d\d", headings[1])
 
 
 def test_the_installed_service_runs_a_job_in_front_of_an_engine_elsewhere(environment: Path, tmp_path: Path) -> None:
