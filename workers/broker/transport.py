@@ -16,7 +16,7 @@ from kombu.transport import TRANSPORT_ALIASES
 from kombu.transport.redis import Channel, Transport
 
 from workers.config.broker_address import BrokerAddress
-from workers.store.broker_connections import CONNECTIONS
+from workers.store.broker_connections import get_connection_class
 from workers.store.broker_errors import WRITE_PROBE
 
 CELERY_URL: Final = "reasoner://broker"
@@ -34,8 +34,10 @@ class _Channel(Channel):  # type: ignore[misc]
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         """Connect to the address in the options as the store does: kombu reads URLs, and verifies TLS, differently."""
         address: BrokerAddress = self.connection.client.transport_options[ADDRESS]
-        self.connection_class = CONNECTIONS[address.kind]
+        self.connection_class = get_connection_class(address)
         arguments: dict[str, Any] = super()._connparams(asynchronous)
+        if address.sentinels:
+            arguments = {name: value for name, value in arguments.items() if name not in ("host", "port")}
         if address.kind == "unix":
             arguments = {name: value for name, value in arguments.items() if name not in _TCP_ARGUMENTS}
         return arguments | address.connection_arguments

@@ -12,8 +12,14 @@ from typing import Any, Final, Literal
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 DEFAULT_PORT: Final = 6379
+SENTINEL_PORT: Final = 26379
 _MAX_DATABASE_DIGITS = 9
-_FORMS = "redis://HOST:PORT/DATABASE, rediss://HOST:PORT/DATABASE (TLS) or unix:///PATH?db=DATABASE"
+_FORMS = (
+    "redis://HOST:PORT/DATABASE, rediss://HOST:PORT/DATABASE (TLS), redis+sentinel://HOST:PORT,HOST:PORT/NAME/DATABASE "
+    "(with the name of the primary there) or unix:///PATH?db=DATABASE"
+)
+_SENTINEL = "redis+sentinel://"
+_SENTINEL_FORM = "redis+sentinel://HOST:26379,HOST:26379/NAME/DATABASE"
 _LOGIN = "the login goes before the @, as in redis://USER:PASSWORD@HOST"
 _VERIFICATION = ("required", "optional", "none")
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
@@ -36,11 +42,21 @@ class BrokerAddress:
     password: str | None = field(default=None, repr=False)
     tls: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
     """Arguments of redis-py's TLS connections, each with its name."""
+    sentinels: tuple[tuple[str, int], ...] = ()
+    """Hosts and ports of the Sentinels that know the primary; none for a server that is named itself."""
+    service: str = ""
+    """The name under which the Sentinels know the primary."""
+    sentinel_login: tuple[str | None, str | None] = field(default=(None, None), repr=False)
+    """User and password of the Sentinels."""
 
     @property
     def connection_arguments(self) -> dict[str, Any]:
         """The keyword arguments of redis-py's connection class for this kind of address."""
-        place = {"path": self.path} if self.kind == "unix" else {"host": self.host, "port": self.port}
+        place: dict[str, Any] = {"host": self.host, "port": self.port}
+        if self.kind == "unix":
+            place = {"path": self.path}
+        elif self.sentinels:
+            place = {"sentinels": self.sentinels, "service": self.service, "sentinel_login": self.sentinel_login}
         return {**place, "db": self.database, "username": self.username, "password": self.password, **dict(self.tls)}
 
     @property
@@ -48,8 +64,15 @@ class BrokerAddress:
         """The URL without the login, for logs."""
         if self.kind == "unix":
             return f"{socket_url(Path(self.path))}?db={self.database}"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'rediss' if self.kind == 'tls' else 'redis'}://{host}:{self.port}/{self.database}"
+        scheme = "rediss" if self.kind == "tls" else "redis"
+        if self.sentinels:
+            hosts = ",".join(_write_host(*place) for place in self.sentinels)
+            return f"{scheme}+sentinel://{hosts}/{quote(self.service, safe='')}/{self.database}"
+        return f"{scheme}://{_write_host(self.host, self.port)}/{self.database}"
+
+
+def _write_host(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def socket_url(path: Path) -> str:
@@ -73,6 +96,8 @@ def parse_broker_url(url: str) -> BrokerAddress:
         _refuse_options(query, "db")
         path = _decode(parts.path) or ""
         return BrokerAddress("unix", path=path, database=database, username=username, password=password)
+    if parts.scheme.endswith("+sentinel"):
+        return _read_sentinels(parts, query, username=username, password=password)
     if "db" in query:
         raise ValueError("the database is the path, as in redis://HOST:6379/3: there is no option db")
     host = _read_host(parts)
@@ -89,8 +114,8 @@ def parse_broker_url(url: str) -> BrokerAddress:
 
 
 def _split(url: str) -> SplitResult:
-    if not url.startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError(f"must be {_FORMS}; Sentinel and clusters are not supported")
+    if not url.startswith(("redis://", "rediss://", "unix://", _SENTINEL, "rediss+sentinel://")):
+        raise ValueError(f"must be {_FORMS}; clusters are not supported")
     if not url.isprintable() or " " in url:
         raise ValueError("must have no spaces and control characters: a space in a password is %20")
     try:
@@ -111,6 +136,34 @@ def _decode(text: str | None) -> str | None:
         raise ValueError("its percent-encoding must be of UTF-8") from None
 
 
+def _read_sentinels(
+    parts: SplitResult, query: dict[str, str], username: str | None, password: str | None
+) -> BrokerAddress:
+    """Return the address of the primary that Sentinels know. The login before the @ is that of the primary."""
+    login = (query.pop("sentinel_username", None), query.pop("sentinel_password", None))
+    name, _, database = parts.path.removeprefix("/").partition("/")
+    service = _decode(name)
+    if not service:
+        raise ValueError(f"the name of the primary is the path, as in {_SENTINEL_FORM}")
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    if not all(hosts):
+        raise ValueError(f"a host is missing, as in {_SENTINEL_FORM}")
+    sentinels = [_split(f"redis://{host}") for host in hosts]
+    is_tls = parts.scheme.startswith("rediss")
+    if not is_tls:
+        _refuse_options(query, "sentinel_username", "sentinel_password")
+    return BrokerAddress(
+        "tls" if is_tls else "tcp",
+        database=_read_database(database or "0", _SENTINEL_FORM.replace("DATABASE", "3")),
+        username=username,
+        password=password,
+        tls=_read_tls_options(query) if is_tls else (),
+        sentinels=tuple((_read_host(each), _read_port(each, SENTINEL_PORT)) for each in sentinels),
+        service=service,
+        sentinel_login=login,
+    )
+
+
 def _read_host(parts: SplitResult) -> str:
     host = _decode(parts.hostname) or "localhost"
     try:
@@ -120,14 +173,14 @@ def _read_host(parts: SplitResult) -> str:
     return host
 
 
-def _read_port(parts: SplitResult) -> int:
+def _read_port(parts: SplitResult, default: int = DEFAULT_PORT) -> int:
     try:
         port = parts.port
     except ValueError:
         port = 0
     if port == 0:
         raise ValueError(f"the port must be a number from 1 to 65535; {_LOGIN}")
-    return DEFAULT_PORT if port is None else port
+    return default if port is None else port
 
 
 def _read_database(text: str, example: str) -> int:

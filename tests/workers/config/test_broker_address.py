@@ -114,7 +114,14 @@ REFUSED = [
     f"rediss://:{PASSWORD}@h?ssl_ca_certs=/nowhere/{PASSWORD}.pem",
     f"rediss://:{PASSWORD}@h?ssl_keyfile={__file__}",
     f"redis://:{PASSWORD}@h?ssl_cert_reqs=none",
-    f"redis+sentinel://:{PASSWORD}@h:26379/mymaster",
+    f"redis+sentinel://:{PASSWORD}@h:26379",
+    f"redis+sentinel://:{PASSWORD}@h:26379/",
+    f"redis+sentinel://:{PASSWORD}@h,,i/jobs",
+    f"redis+sentinel://:{PASSWORD}@h,i:{PASSWORD}/jobs",
+    f"redis+sentinel://:{PASSWORD}@h/jobs/{PASSWORD}",
+    f"redis+sentinel://:{PASSWORD}@h/jobs?password={PASSWORD}",
+    f"redis+sentinel://h/jobs?sentinel={PASSWORD}",
+    f"rediss+sentinel://:{PASSWORD}@h/jobs?ssl_cert_reqs={PASSWORD}",
     f"redis+cluster://:{PASSWORD}@h:1",
     f"redis+socket://:{PASSWORD}@/a.sock",
     f"http://:{PASSWORD}@h",
@@ -146,6 +153,22 @@ def test_a_url_that_is_not_clear_is_refused_in_a_line_without_the_password(
     pieces = {PASSWORD[start : start + 4] for start in range(len(PASSWORD) - 3)}
     assert not [piece for piece in pieces if piece in shown]
     assert refused.value.__suppress_context__
+
+
+def test_the_address_of_sentinels_is_read_whole() -> None:
+    url = f"redis+sentinel://u:{PASSWORD}@a,b:7,[::1]:8/jobs%2F1/3?sentinel_username=s&sentinel_password={PASSWORD}"
+    address = parse_broker_url(url)
+    assert address.sentinels == (("a", 26379), ("b", 7), ("::1", 8))
+    assert (address.service, address.database, address.sentinel_login) == ("jobs/1", 3, ("s", PASSWORD))
+    assert (address.username, address.password) == ("u", PASSWORD)
+    assert address.public_url == "redis+sentinel://a:26379,b:7,[::1]:8/jobs%2F1/3"
+    again = parse_broker_url(address.public_url)
+    assert (again.sentinels, again.service, again.database) == (address.sentinels, address.service, 3)
+    assert parse_broker_url("rediss+sentinel://a/jobs").tls == parse_broker_url("rediss://a").tls
+    connections = RedisClient(url)._redis.connection_pool.connection_kwargs
+    assert {name: _celery_arguments(url)[name] for name in ("sentinels", "service", "sentinel_login", "db")} == {
+        name: connections[name] for name in ("sentinels", "service", "sentinel_login", "db")
+    }
 
 
 def test_the_address_for_logs_has_no_login() -> None:
