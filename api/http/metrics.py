@@ -4,12 +4,14 @@ those of HTTP belong to this process."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import get_args
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.remote.health import ReplicaHealth
+from reasoner.jobs.job import FinishReason
 from workers.archive.filters import DEAD
 
 HTTP_REQUESTS = Counter("reasoner_http_requests", "HTTP requests.", ["method", "route", "status"])
@@ -27,7 +29,7 @@ _LABELLED_COUNTERS: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
       "dropped")),
     ("reasoner_webhooks", "Attempts to deliver a webhook.", "outcome", "webhooks", ("delivered", "pending", "failed")),
     ("reasoner_results", "Searches with a result, by why they ended.", "reason", "reason",
-     ("answer", "budget", "no_answer", "cancelled")),
+     get_args(FinishReason)),
 )  # fmt: skip
 """Name, text, label, prefix of the store's counters, and values of the label."""
 

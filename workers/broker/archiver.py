@@ -50,6 +50,8 @@ class Archiver:
         self._holder = uuid.uuid4().hex
         self._stopping = asyncio.Event()
         self._is_counter_checked = False
+        self._unusable: set[str] = set()
+        """Jobs that cannot be archived, which were logged."""
         self.outage = ""
         """The reason why the archive cannot be used; empty while it can."""
 
@@ -111,8 +113,20 @@ class Archiver:
                     records.append(record)
             if sum(record.num_chars for record in records) > _MAX_CHARS:
                 break
+        records = await asyncio.to_thread(lambda: [record for record in records if self._is_storable(record)])
         await self._archive.save(records, stale)
         await self._store.settle_archived(number, records, stale)
+
+    def _is_storable(self, record: JobRecord) -> bool:
+        """Return False for a job whose row cannot be made, as after a change by hand: it must not keep the others."""
+        try:
+            record.prepare()
+        except (KeyError, TypeError, ValueError) as error:
+            if record.id not in self._unusable:
+                self._unusable.add(record.id)
+                log.error("job cannot be archived: it stays in Redis", job=record.id, error=repr(error))
+            return False
+        return True
 
     async def _delete_expired(self) -> int:
         """Delete some of the jobs that ended longer ago than the retention time. Return their number."""

@@ -52,6 +52,18 @@ async def test_only_settled_jobs_are_moved(store: JobStore, archive: Archive, ar
     assert await find_places(store, archive, told) == (False, True)
 
 
+async def test_a_job_that_cannot_be_archived_stays_and_keeps_no_other(
+    store: JobStore, archive: Archive, archiver: Archiver
+) -> None:
+    odd, whole = await make_ended(store), await make_ended(store)
+    await store.command("HSET", f"reasoner:job:{odd}", "finished", "soon")
+    for _ in range(2):
+        await archiver.move()
+        assert await find_places(store, archive, whole) == (False, True)
+        assert await archive.load_entries(odd) is None
+        assert await store.command("HGET", f"reasoner:job:{odd}", "finished") == "soon"
+
+
 async def test_a_list_has_the_jobs_of_both_stores_in_order_on_every_page(store: JobStore, archiver: Archiver) -> None:
     ids = [await submit_job(store) for _ in range(9)]
     for job_id in ids[::2]:
