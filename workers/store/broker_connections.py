@@ -128,7 +128,7 @@ class _AsyncSearch(_FindsPrimary):
                 host=host, port=port, retry=AsyncRetry(NoBackoff(), 0), **self._sentinel_arguments
             )
             try:
-                answers.append(await sentinel.execute_command(*_FIND_PRIMARY, self._service))
+                answers.append(await sentinel.execute_command(*_FIND_PRIMARY, self._service))  # type: ignore[no-untyped-call]
             except redis.RedisError:
                 continue
             finally:

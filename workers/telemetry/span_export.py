@@ -61,6 +61,7 @@ class SpanExport:
 
     async def run(self) -> None:
         interval = INTERVAL_SECONDS
+        await self._export_and_report()  # at once: the first export of a service begins with what ends from then on
         while not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval):

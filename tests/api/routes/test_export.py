@@ -35,7 +35,9 @@ async def exported(client: httpx.AsyncClient, **parameters: Any) -> list[dict[st
 async def test_every_ended_job_is_exported_as_the_api_shows_it_in_the_order_of_ends(
     client: httpx.AsyncClient, store: JobStore, work: Work
 ) -> None:
-    first, second, waiting, third = [await submitted(client) for _ in range(4)]
+    # A worker takes the oldest job of a queue.
+    first, waiting = [await submitted(client, priority="batch") for _ in range(2)]
+    second, third = [await submitted(client) for _ in range(2)]
     for job_id in (second, first, third):
         await work(job_id)
     lines = await exported(client)

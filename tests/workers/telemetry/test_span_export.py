@@ -174,6 +174,7 @@ async def test_a_resumed_job_has_each_node_once(store: JobStore) -> None:
     job_id = await run(store, make_spec("beam"), ScriptedEngine(die_after=3))
     assert (await store.get(job_id))["status"] == "queued"
     assert await export.export_ended() == 0
+    await store.wake_jobs_waiting_for_engine()
     await execute(
         job_id,
         store=store,
