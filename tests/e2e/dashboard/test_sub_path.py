@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -41,8 +41,13 @@ def reverse_proxy(upstream: str, *, strips: bool) -> Iterator[str]:
             answer.aiter_bytes(), answer.status_code, kept, background=BackgroundTask(answer.aclose)
         )
 
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with client:
+            yield
+
     methods = ["GET", "HEAD", "POST", "DELETE"]
-    app = Starlette(routes=[Route(PREFIX + "/{path:path}", forward, methods=methods)])
+    app = Starlette(routes=[Route(PREFIX + "/{path:path}", forward, methods=methods)], lifespan=lifespan)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
     ready = threading.Event()
     startup = server.startup
