@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from api.anthropic.errors import AnthropicErrorDocument
 from api.anthropic.models import AnthropicModel, AnthropicVersion, ModelPage, list_page
 from api.http.metrics import render_metrics
 from api.http.principal import AnyPrincipal, MetricsReader
@@ -25,6 +26,8 @@ from reasoner.verifiers.registry import describe_verifiers
 from workers.store.broker_errors import BROKER_DOWN, describe_outage
 
 router = APIRouter(tags=["service"], responses={"default": {"model": ProblemDocument}})
+_MODEL_ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorDocument | AnthropicErrorDocument}}
+"""Errors have the form of the client: Anthropic's if it sends ``anthropic-version``, else OpenAI's."""
 
 
 @router.get("/v1/strategies", summary="Strategies and the JSON schemas of their parameters")
@@ -48,7 +51,7 @@ async def verifiers(_: AnyPrincipal) -> dict[str, Any]:
     return {"data": listed, "left_out": _list_left_out(VERIFIERS_GROUP)}
 
 
-@router.get("/v1/models", responses={"default": {"model": ErrorDocument}}, summary="Models, and names of searches")
+@router.get("/v1/models", responses=_MODEL_ERRORS, summary="Models, and names of searches")
 async def models(
     page: Annotated[ModelPage, Query()],
     state: State,
@@ -65,7 +68,7 @@ async def models(
     return {"object": "list", "default": state.settings.model_name, "data": listed}
 
 
-@router.get("/v1/models/{model:path}", responses={"default": {"model": ErrorDocument}}, summary="Show a model")
+@router.get("/v1/models/{model:path}", responses=_MODEL_ERRORS, summary="Show a model")
 async def model(
     model: Annotated[str, Path(description="A served model, or a name.")],
     state: State,
