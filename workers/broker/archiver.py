@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import uuid
 from typing import TYPE_CHECKING, Final
 
@@ -32,8 +33,10 @@ MAX_JOBS: Final = 250
 _READ_AT_ONCE: Final = 25
 _MAX_CHARS: Final = 16 << 20
 """Characters of journals after which a pass reads no further job."""
-_TERM_SECONDS: Final = 60.0
-"""The right to move jobs ends so long after a pass began: longer than its transactions may take."""
+_TERM_SECONDS: Final = 20.0
+"""The right to move jobs ends so long after a pass began whose process was killed."""
+_READ_SECONDS: Final = 8.0
+"""A pass that has not read its jobs by then stores none: its transaction (10 s at most) would outlast its right."""
 
 log = structlog.get_logger("reasoner.archiver")
 
@@ -102,6 +105,7 @@ class Archiver:
         return max(len(ids), await self._delete_expired())
 
     async def _move_jobs(self, number: str, ids: list[str]) -> None:
+        begun = time.monotonic()
         records: list[JobRecord] = []
         stale: list[str] = []
         for start in range(0, len(ids), _READ_AT_ONCE):
@@ -114,6 +118,9 @@ class Archiver:
             if sum(record.num_chars for record in records) > _MAX_CHARS:
                 break
         records = await asyncio.to_thread(lambda: [record for record in records if self._is_storable(record)])
+        if time.monotonic() - begun > _READ_SECONDS:
+            log.warning("ended jobs took long to read: they are moved later", seconds=time.monotonic() - begun)
+            return
         await self._archive.save(records, stale)
         await self._store.settle_archived(number, records, stale)
 

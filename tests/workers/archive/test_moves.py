@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.workers.archive.helpers import end, find_places, list_ids, make_ended, submit_job
@@ -62,6 +64,46 @@ async def test_a_job_that_cannot_be_archived_stays_and_keeps_no_other(
         assert await find_places(store, archive, whole) == (False, True)
         assert await archive.load_entries(odd) is None
         assert await store.command("HGET", f"reasoner:job:{odd}", "finished") == "soon"
+
+
+async def test_a_process_that_was_killed_between_its_passes_keeps_no_other_from_moving_jobs(
+    store: JobStore, archive: Archive, archiver: Archiver
+) -> None:
+    other = Archiver(store, archive, age=0.0, retention=1e6)
+    await archiver.move()  # finds nothing
+    ids = [await make_ended(store)]
+    assert await other.move() == 1
+    ids.append(await make_ended(store))
+    assert await archiver.move() == 1
+    assert [await find_places(store, archive, job_id) for job_id in ids] == [(False, True)] * 2
+
+
+async def test_one_process_moves_jobs_at_a_time(
+    store: JobStore, archive: Archive, archiver: Archiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Archiver(store, archive, age=0.0, retention=1e6)
+    job_id, save, beside = await make_ended(store), archive.save, list[int]()
+
+    async def try_beside(*arguments: Any) -> None:
+        beside.append(await other.move())
+        await save(*arguments)
+
+    monkeypatch.setattr(archive, "save", try_beside)
+    assert await archiver.move() == 1
+    assert beside == [0]
+    assert await find_places(store, archive, job_id) == (False, True)
+
+
+async def test_a_pass_that_read_for_too_long_leaves_its_jobs_to_a_later_one(
+    store: JobStore, archive: Archive, archiver: Archiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await make_ended(store)
+    with monkeypatch.context() as patched:
+        patched.setattr("workers.broker.archiver._READ_SECONDS", 0.0)
+        await archiver.move()
+    assert await find_places(store, archive, job_id) == (True, False)
+    await archiver.move()
+    assert await find_places(store, archive, job_id) == (False, True)
 
 
 async def test_a_list_has_the_jobs_of_both_stores_in_order_on_every_page(store: JobStore, archiver: Archiver) -> None:

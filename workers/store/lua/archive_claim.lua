@@ -1,13 +1,13 @@
--- Begin a pass that moves jobs to the archive: hold the right to do so for a term (ms), and mark jobs that ended `age` ms
--- ago or earlier and whose webhook is settled. Those that an earlier pass left come first: it was cut off, or they
--- changed meanwhile. Return the pass and the ids; false while another process holds the right.
+-- Begin a pass that moves jobs to the archive: hold the right to do so until the pass is settled, for a term (ms) at most,
+-- and mark jobs that ended `age` ms ago or earlier and whose webhook is settled. Those that an earlier pass left come
+-- first: it was cut off, or they changed meanwhile. Return the pass and the ids; false while another process holds the
+-- right.
 local holder, term, age, limit = unpack(ARGV)
 local now = now_ms()
 local current, till = unpack(redis.call('HMGET', ARCHIVER, 'holder', 'till'))
 if current and current ~= holder and number(till) > now then
   return false
 end
-redis.call('HSET', ARCHIVER, 'holder', holder, 'till', ms(now + term))
 local ids, start = {}, 0
 for _, id in ipairs(redis.call('HKEYS', ARCHIVING)) do
   if #ids < tonumber(limit) then
@@ -27,8 +27,10 @@ while #ids < tonumber(limit) and start < 10000 do
   start = start + #page
 end
 if #ids == 0 then
+  redis.call('HDEL', ARCHIVER, 'holder', 'till')
   return { '' }
 end
+redis.call('HSET', ARCHIVER, 'holder', holder, 'till', ms(now + term))
 local pass = redis.call('HINCRBY', ARCHIVER, 'passes', 1)
 for _, id in ipairs(ids) do
   redis.call('HSET', ARCHIVING, id, pass)

@@ -1,6 +1,6 @@
 -- End a pass that moved jobs to the archive. The arguments after it are triples of a job and its seq and time of end as
 -- they were read, '' if the job was gone or active, so that the archive must not have it. A job that has not changed
--- since is removed here; one that has stays marked, and the next pass decides.
+-- since is removed here; one that has stays marked, and the next pass decides. Gives up the right to move jobs.
 local pass = ARGV[1]
 local moved = 0
 for i = 2, #ARGV, 3 do
@@ -20,6 +20,9 @@ for i = 2, #ARGV, 3 do
       moved = moved + 1
     end
   end
+end
+if redis.call('HGET', ARCHIVER, 'passes') == pass then
+  redis.call('HDEL', ARCHIVER, 'holder', 'till')
 end
 redis.call('HINCRBY', STATS, 'archived', moved)
 return moved
