@@ -21,6 +21,7 @@ from tests.scripted import ScriptedEngine
 from tests.seeds import shift
 from tests.workers.fixtures import broker, store, url
 from workers.config.settings import Settings, load_settings
+from workers.execution.claim_queue import ClaimQueue
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
@@ -73,7 +74,7 @@ def work(store: JobStore) -> Callable[[str], Awaitable[None]]:
             run=run_job,
             shutting_down=asyncio.Event(),
             leases=Leases(store, 30),
-            max_attempts=3,
+            claims=ClaimQueue(store, lease=30, max_attempts=3),
         )
 
     return run

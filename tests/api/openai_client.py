@@ -20,6 +20,7 @@ from engine.protocol.types import EngineClient
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
 from workers.config.settings import Settings
+from workers.execution.claim_queue import ClaimQueue
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
@@ -71,7 +72,7 @@ async def working(
                     run=run,
                     shutting_down=asyncio.Event(),
                     leases=Leases(store, 30),
-                    max_attempts=3,
+                    claims=ClaimQueue(store, lease=30, max_attempts=3),
                 )
 
     worker = asyncio.create_task(work())

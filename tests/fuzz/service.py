@@ -19,6 +19,7 @@ from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
 from workers.broker import reaper
 from workers.config.settings import Settings
+from workers.execution.claim_queue import ClaimQueue
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
@@ -47,6 +48,7 @@ def served(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
         store = JobStore(str(settings.redis_url))
 
         reap, leases, working = Reaping.reap, Leases(store, 60), set[asyncio.Task[None]]()
+        claims = ClaimQueue(store, lease=60, max_attempts=3)
 
         async def reap_and_work(reaping: Reaping, max_attempts: int, *_: object) -> list[tuple[str, str]]:
             due = await reap(reaping, max_attempts)
@@ -58,7 +60,7 @@ def served(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
                     run=_run,
                     shutting_down=asyncio.Event(),
                     leases=leases,
-                    max_attempts=3,
+                    claims=claims,
                 )
                 task = asyncio.create_task(work)
                 working.add(task)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Protocol
@@ -31,6 +29,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.view import fold_events
 from reasoner.run import JobOutcome
 from workers.engines.tenant_isolation import TenantEngine
+from workers.execution.claim_queue import ClaimQueue
 from workers.execution.leases import HeldLease, Leases
 from workers.store.batches import BatchStore
 from workers.store.broker_errors import BROKER_DOWN, describe_outage
@@ -67,7 +66,7 @@ async def execute(
     run: RunJob,
     shutting_down: asyncio.Event,
     leases: Leases,
-    max_attempts: int,
+    claims: ClaimQueue,
     engine_wait: float | None = None,
 ) -> None:
     """Run the job whose turn it is, woken by the message of a job of the same queue. No failure of the job raises.
@@ -75,8 +74,7 @@ async def execute(
     ``shutting_down``: hands the job back as soon as it is set. ``engine_wait``: the seconds for which a job that names
     none waits for an engine that does nothing for it; by default without end.
     """
-    worker = f"{socket.gethostname()}:{os.getpid()}"
-    claim = await store.claim(job_id, lease=leases.lease, max_attempts=max_attempts, worker=worker, by_turn=True)
+    claim = await claims.claim(job_id)
     if claim is None:
         return
     job_id = claim.job_id

@@ -42,7 +42,7 @@ class Leases:
 
     def __init__(self, store: JobStore, lease: float) -> None:
         """``lease``: the time in seconds after the last sign of life at which a worker counts as lost."""
-        self.lease = lease
+        self._lease = lease
         self._url = store.url
         self._lock = threading.Lock()
         self._held: set[HeldLease] = set()
@@ -75,7 +75,7 @@ class Leases:
             address, decode_responses=True, socket_timeout=timeouts, socket_connect_timeout=timeouts
         ) as client:
             beat = client.register_script(read_scripts()["heartbeat"])
-            while not ended.wait(self.lease / HEARTBEATS_PER_LEASE):
+            while not ended.wait(self._lease / HEARTBEATS_PER_LEASE):
                 _call(loop, lambda: seen.append(time.monotonic()))
                 del seen[:-1]
                 if time.monotonic() - seen[-1] > HUNG_SECONDS:

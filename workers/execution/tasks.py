@@ -25,6 +25,7 @@ from workers.broker.wakeups import RUN_TASK, WEBHOOK_TASK, make_celery
 from workers.config.reload import LiveSettings
 from workers.config.settings import Settings
 from workers.engines.connect import connect
+from workers.execution.claim_queue import ClaimQueue
 from workers.execution.execute import RunJob, execute
 from workers.execution.job_loop import Handler, JobLoop
 from workers.execution.leases import Leases
@@ -59,6 +60,7 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     async def open_handlers(shutting_down: asyncio.Event) -> AsyncIterator[Mapping[str, Handler]]:
         store = JobStore(broker_url(settings), retry_seconds=BROKER_RETRY_SECONDS)
         leases, health, clients = Leases(store, settings.lease_seconds), Health(), HttpClients()
+        claims = ClaimQueue(store, lease=settings.lease_seconds, max_attempts=settings.max_attempts)
 
         async def run_one(job_id: str) -> None:
             engine = traced(connect(settings, health=health, redis=store, clients=clients))
@@ -76,7 +78,7 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
                     run=search,
                     shutting_down=shutting_down,
                     leases=leases,
-                    max_attempts=settings.max_attempts,
+                    claims=claims,
                     engine_wait=live.now.engine_wait_seconds,
                 )
             finally:

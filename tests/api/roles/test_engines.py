@@ -25,6 +25,7 @@ from tests.listening import listening
 from workers.config.model_profiles import ModelProfile
 from workers.config.settings import Settings
 from workers.engines.connect import connect
+from workers.execution.claim_queue import ClaimQueue
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
@@ -84,7 +85,7 @@ async def work(job_id: str, store: JobStore, settings: Settings, health: Health)
             run=run_job,
             shutting_down=asyncio.Event(),
             leases=Leases(store, 30),
-            max_attempts=3,
+            claims=ClaimQueue(store, lease=30, max_attempts=3),
         )
     finally:
         await engine.close()

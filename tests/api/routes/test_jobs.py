@@ -24,6 +24,7 @@ from reasoner.run import JobOutcome, run_job
 from tests.api.conftest import serving, submitted
 from tests.scripted import ScriptedEngine
 from workers.config.settings import Settings
+from workers.execution.claim_queue import ClaimQueue
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
@@ -286,7 +287,7 @@ async def test_a_job_cancelled_while_running_has_its_best_result_so_far(
         run=run,
         shutting_down=asyncio.Event(),
         leases=Leases(store, 30),
-        max_attempts=3,
+        claims=ClaimQueue(store, lease=30, max_attempts=3),
     )
     job = (await client.get(f"/v1/jobs/{job_id}")).json()
     assert (job["status"], job["result"]["finish_reason"]) == ("cancelled", "cancelled")

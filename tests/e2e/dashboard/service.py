@@ -21,6 +21,7 @@ from api.app.app import create_app
 from reasoner.run import run_job
 from tests.planned import Planned, PlannedEngine
 from workers.config.settings import Settings
+from workers.execution.claim_queue import ClaimQueue
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
@@ -104,7 +105,7 @@ class Service:
                     run=run_job,
                     shutting_down=asyncio.Event(),
                     leases=Leases(store, 0.6),
-                    max_attempts=3,
+                    claims=ClaimQueue(store, lease=0.6, max_attempts=3),
                 )
             finally:
                 await store.close()

@@ -25,6 +25,7 @@ from tests.specs import build_spec
 from tests.strategies import WRITING
 from tests.workers.store.helpers import end_delay
 from workers.engines.tenant_isolation import BACKGROUND_PRIORITY, TenantEngine, owner_salt
+from workers.execution.claim_queue import ClaimQueue
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
@@ -56,7 +57,7 @@ async def wake(store: JobStore, job_id: str, engine: EngineClient) -> dict[str, 
         run=run_job,
         shutting_down=asyncio.Event(),
         leases=Leases(store, 30),
-        max_attempts=3,
+        claims=ClaimQueue(store, lease=30, max_attempts=3),
     )
     return dict(await store.get(job_id))
 

@@ -17,6 +17,7 @@ from reasoner.run import JobOutcome
 from tests.scripted import ScriptedEngine
 from tests.specs import build_spec
 from tests.workers.store.helpers import end_delay
+from workers.execution.claim_queue import ClaimQueue
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
@@ -59,7 +60,7 @@ async def attempt(
         run=run,
         shutting_down=asyncio.Event(),
         leases=Leases(store, 30),
-        max_attempts=3,
+        claims=ClaimQueue(store, lease=30, max_attempts=3),
         engine_wait=wait,
     )
     return Job.model_validate(await store.get(job_id))

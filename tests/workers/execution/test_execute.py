@@ -20,6 +20,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
 from tests.specs import build_spec
+from workers.execution.claim_queue import ClaimQueue
 from workers.execution.execute import RunJob, execute
 from workers.execution.leases import Leases
 from workers.store.batches import BatchStore
@@ -50,7 +51,7 @@ async def wake(store: JobStore, job_id: str, run: RunJob, draining: asyncio.Even
             run=run,
             shutting_down=draining or asyncio.Event(),
             leases=Leases(store, LEASE),
-            max_attempts=3,
+            claims=ClaimQueue(store, lease=LEASE, max_attempts=3),
         )
 
 

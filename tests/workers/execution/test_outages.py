@@ -16,6 +16,7 @@ from tests.scripted import ScriptedEngine
 from tests.workers.execution.test_execute import OUTCOME
 from tests.workers.execution.test_execute import SPEC as REAL_SPEC
 from tests.workers.store.helpers import claim, entry, expire, submit
+from workers.execution.claim_queue import ClaimQueue
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
@@ -137,7 +138,7 @@ async def test_a_worker_releases_its_job_when_the_broker_returns_after_a_long_ou
             run=run,
             shutting_down=asyncio.Event(),
             leases=Leases(store, LEASE),
-            max_attempts=1,
+            claims=ClaimQueue(store, lease=LEASE, max_attempts=1),
         )
     job = await store.get(job["id"])
     assert (job["status"], job["attempt"], asked) == ("queued", 0, 5)

@@ -24,6 +24,7 @@ from tests.scripted import ScriptedEngine
 from tests.seeds import shift
 from tests.specs import build_spec
 from tests.workers.store.helpers import expire, solution
+from workers.execution.claim_queue import ClaimQueue
 from workers.execution.execute import RunJob, execute
 from workers.execution.leases import Leases
 from workers.store.batches import BatchStore, NoSuchBatch
@@ -305,5 +306,5 @@ async def wake(store: JobStore, job_id: str, run: RunJob) -> None:
             run=run,
             shutting_down=asyncio.Event(),
             leases=Leases(store, 5),
-            max_attempts=3,
+            claims=ClaimQueue(store, lease=5, max_attempts=3),
         )

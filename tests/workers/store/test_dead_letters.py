@@ -18,6 +18,7 @@ from tests.specs import build_spec
 from tests.workers.store.helpers import RESULT, claim, entry, expire, submit, types
 from tests.workers.store.test_batches import submit as submit_batch
 from workers.archive.filters import DEAD, JobFilter
+from workers.execution.claim_queue import ClaimQueue
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.batches import BatchStore
@@ -110,7 +111,7 @@ async def test_a_dead_lettered_search_that_is_retried_gives_the_undisturbed_resu
             run=run,
             shutting_down=asyncio.Event(),
             leases=Leases(store, 60),
-            max_attempts=3,
+            claims=ClaimQueue(store, lease=60, max_attempts=3),
         )
 
     job, _ = await store.submit(BEAM.model_dump(), owner="o", queue_cap=10)

@@ -49,7 +49,7 @@ def test_started_jobs_are_shared_by_weight_at_any_time(seed: int) -> None:
             scripts["submit"](args=[f"{owner}-{index}", spec, "batch", owner, "", 10_000, "", "", "", ""])
     started = []
     for turn in range(150):
-        _, job_id, *_ = scripts["claim"](args=["owner0-0", 60_000, 3, "w", 1])
+        [[_, job_id, *_]] = scripts["claim"](args=[60_000, 3, "w", 1, "owner0-0"])
         started.append(job_id.partition("-")[0])
         assert job_id == f"{started[-1]}-{started.count(started[-1]) - 1}", "in order of submission"
         if turn % 3:  # ends of jobs, and other scripts, change nothing
@@ -176,7 +176,7 @@ async def test_the_wait_for_a_place_is_estimated_from_the_rate_and_the_turns_bef
         def start_job() -> str:
             nonlocal now
             now += interval
-            _, job_id, *_ = scripts["claim"](args=["owner0-0", 60_000, 3, "w", 1])
+            [[_, job_id, *_]] = scripts["claim"](args=[60_000, 3, "w", 1, "owner0-0"])
             scripts["finish"](args=[job_id, 1, "cancelled", "null", "null"])
             return str(job_id).partition("-")[0]
 

@@ -26,6 +26,7 @@ from tests.specs import build_spec
 from tests.workers.collector import Collector
 from workers.config.settings import load_settings
 from workers.config.types import ConfigError
+from workers.execution.claim_queue import ClaimQueue
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
@@ -83,7 +84,7 @@ async def run(
             run=functools.partial(run_job, prices=PRICES),
             shutting_down=asyncio.Event(),
             leases=Leases(store, 30),
-            max_attempts=3,
+            claims=ClaimQueue(store, lease=30, max_attempts=3),
         )
     return str(job["id"])
 
@@ -182,7 +183,7 @@ async def test_a_resumed_job_has_each_node_once(store: JobStore) -> None:
         run=run_job,
         shutting_down=asyncio.Event(),
         leases=Leases(store, 30),
-        max_attempts=3,
+        claims=ClaimQueue(store, lease=30, max_attempts=3),
     )
     assert (await store.get(job_id))["status"] == "completed"
     await export.export_ended()

@@ -22,6 +22,7 @@ from tests.specs import build_spec
 from tests.workers.collector import Collector
 from workers.config.settings import load_settings
 from workers.config.types import ConfigError
+from workers.execution.claim_queue import ClaimQueue
 from workers.execution.execute import execute
 from workers.execution.leases import Leases
 from workers.store.jobs import JobStore
@@ -65,7 +66,7 @@ async def run(store: JobStore, engine: ScriptedEngine) -> str:
         run=run_job,
         shutting_down=asyncio.Event(),
         leases=Leases(store, 30),
-        max_attempts=3,
+        claims=ClaimQueue(store, lease=30, max_attempts=3),
     )
     return str(job["id"])
 
