@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from os import environ
+from dataclasses import astuple, dataclass
+from os import environ, sysconf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -37,17 +37,20 @@ _PAUSE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class BrokerLoad:
-    """A broker's work: requests that it read, bytes that it received and sent, and bytes of memory that stay in use."""
+    """A broker's work: requests that it read, bytes that it received and sent, bytes of memory that stay in use, and
+    seconds of a core.
+    """
 
     requests: float
     bytes: float
     kept: float
+    cpu: float
 
     def __sub__(self, before: BrokerLoad) -> BrokerLoad:
-        return BrokerLoad(self.requests - before.requests, self.bytes - before.bytes, self.kept - before.kept)
+        return BrokerLoad(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
     def __truediv__(self, count: int) -> BrokerLoad:
-        return BrokerLoad(self.requests / count, self.bytes / count, self.kept / count)
+        return BrokerLoad(*(value / count for value in astuple(self)))
 
 
 class Deployment:
@@ -106,10 +109,11 @@ class Deployment:
             httpx.Client(trust_env=False, transport=transport, base_url="http://engine")
         )
 
-    def start(self, system: str, role: str) -> int:
-        """Start the ``api`` or the ``worker`` of a system. Return its process id; for an API once it answers."""
+    def start(self, system: str, role: str, number: int = 0) -> int:
+        """Start the ``api`` or a ``worker`` of a system. Return its process id; for an API once it answers."""
         settings = self._settings(system)
-        process = self._launch(f"{role} ({system})", [_MODULES[system], role], settings.environment())
+        name = f"{role}{number or ''} ({system})"
+        process = self._launch(name, [_MODULES[system], role], settings.environment())
         if role == "api":
             with httpx.Client(trust_env=False, base_url=self.url(system)) as client:
                 self.until(lambda: _answers(client, "/readyz"), f"the API answers ({system})")
@@ -135,9 +139,10 @@ class Deployment:
 
     def read_broker_load(self) -> BrokerLoad:
         """Return the broker's work since its start."""
-        stats, memory = self.redis.info("stats"), self.redis.info("memory")
+        stats, memory, cpu = (self.redis.info(section) for section in ("stats", "memory", "cpu"))
         sent = stats["total_net_input_bytes"] + stats["total_net_output_bytes"]
-        return BrokerLoad(stats["total_reads_processed"], sent, memory["used_memory_dataset"])
+        used = cpu["used_cpu_user"] + cpu["used_cpu_sys"]
+        return BrokerLoad(stats["total_reads_processed"], sent, memory["used_memory_dataset"], used)
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
         """Wait for a condition. Raises ``BenchError`` when a process ends, or after a timeout."""
@@ -196,6 +201,12 @@ def _answers(client: httpx.Client, path: str) -> bool:
         return client.get(path).is_success
     except httpx.TransportError:
         return False
+
+
+def read_cpu_seconds(pid: int) -> float:
+    """Return the seconds of a core that a process and its ended children have used. Only on Linux."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / sysconf("SC_CLK_TCK")
 
 
 def proportional_mib(pid: int) -> float | None:

@@ -54,16 +54,13 @@ class Sharing:
 def share_queue(deployment: Deployment, spec: dict[str, object], backlog: int, rounds: int) -> Sharing:
     """Queue a backlog of one owner, start a worker, then add jobs of the others, ``rounds`` for each unit of weight."""
     deployment.start(OURS, "api")
-    url = deployment.url(OURS)
-    (example,) = asyncio.run(submit_all(url, spec, 1))
-    body = str(deployment.redis.hget(f"reasoner:job:{example}", "spec"))
-    httpx.post(f"{url}/v1/jobs/{example}/cancel", trust_env=False).raise_for_status()
+    body = store_example(deployment, spec)
     first, *others = WEIGHTS
-    ids = {first: _queue(deployment, first, body, backlog)}
+    ids = {first: queue_jobs(deployment, first, body, backlog)}
     deployment.start(OURS, "worker")
     deployment.until(lambda: _count_ready(deployment, first) <= backlog - _BEFORE, "the backlog's first jobs start")
     for owner in others:
-        ids[owner] = _queue(deployment, owner, body, rounds * WEIGHTS[owner])
+        ids[owner] = queue_jobs(deployment, owner, body, rounds * WEIGHTS[owner])
     came = float(deployment.redis.hget(f"reasoner:job:{ids[others[0]][0]}", "created") or 0)
     deployment.until(
         lambda: not all(_count_ready(deployment, owner) for owner in others), "an owner has no job left that waits"
@@ -71,7 +68,15 @@ def share_queue(deployment: Deployment, spec: dict[str, object], backlog: int, r
     return Sharing({owner: _read_starts(deployment, ids[owner], came) for owner in WEIGHTS})
 
 
-def _queue(deployment: Deployment, owner: str, body: str, count: int) -> list[str]:
+def store_example(deployment: Deployment, spec: dict[str, object]) -> str:
+    """Submit a job and cancel it. Return its spec as the API stores it, for ``queue_jobs``."""
+    url = deployment.url(OURS)
+    (example,) = asyncio.run(submit_all(url, spec, 1))
+    httpx.post(f"{url}/v1/jobs/{example}/cancel", trust_env=False).raise_for_status()
+    return str(deployment.redis.hget(f"reasoner:job:{example}", "spec"))
+
+
+def queue_jobs(deployment: Deployment, owner: str, body: str, count: int) -> list[str]:
     """Store jobs by the script of a submission, as the API does. Return their ids."""
     submit = deployment.redis.register_script(read_scripts()["submit"])
     ids = [new_id("job") for _ in range(count)]

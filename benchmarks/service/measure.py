@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -16,7 +17,14 @@ from benchmarks.engine.measure import Listener, Measured, Row
 from benchmarks.engine.process import BenchError, installed
 from benchmarks.service.crowd import STOP_SECONDS, gather_crowd
 from benchmarks.service.deployment import OURS, PLAIN, BrokerLoad, Deployment, proportional_mib
-from benchmarks.service.fairness import DEVIATION_TARGET, FIRST_START_TARGET, LIMITS, share_queue
+from benchmarks.service.fairness import (
+    DEVIATION_TARGET,
+    FIRST_START_TARGET,
+    LIMITS,
+    queue_jobs,
+    share_queue,
+    store_example,
+)
 from benchmarks.service.load import bear, submit_all
 from benchmarks.service.null_engine import POLICY, VERIFIER
 from benchmarks.service.plain import CREATED, FINISHED
@@ -28,14 +36,14 @@ from reasoner.jobs.request import JobRequest
 from reasoner.run import run_job
 from workers.config.settings import Settings
 
-CASES = ("submit", "bulk", "throughput", "overhead", "load", "crowd", "fairness")
+CASES = ("submit", "bulk", "throughput", "workers", "overhead", "load", "crowd", "fairness")
 """``submit``: latency of a submission; ``bulk``: many jobs in one request; ``throughput``: short jobs per second,
-memory, and the load on the broker; ``overhead``: a search in the service and in-process; ``load``: many jobs and
-streams at once; ``crowd``: many searches at once in one worker; ``fairness``: owners of different weights share a
-queue.
+memory, and the load on the broker; ``workers``: a queue that one and more worker processes work off; ``overhead``: a
+search in the service and in-process; ``load``: many jobs and streams at once; ``crowd``: many searches at once in one
+worker; ``fairness``: owners of different weights share a queue.
 """
 SYSTEMS = (OURS, PLAIN)
-IN_PROCESS, TARGET, IDLE = "in-process", "target", "idle"
+IN_PROCESS, TARGET, IDLE, ONE = "in-process", "target", "idle", "one process"
 OVERHEAD_TARGET = 0.01
 BULK_TARGET = 2000.0
 """Jobs a second in requests of ``_BULK`` jobs."""
@@ -97,7 +105,9 @@ class _Bench:
 
     def steps(self, case: str) -> int:
         """Return the number of progress steps of a case."""
-        return {"load": 2, "crowd": 2, "fairness": 2, "bulk": 1 + self.plan.rounds}.get(case, 1 + 2 * self.plan.rounds)
+        cores, rounds = os.cpu_count() or 1, self.plan.rounds
+        few = {"load": 2, "crowd": 2, "fairness": 2, "bulk": 1 + rounds, "workers": 1 + cores * rounds}
+        return few.get(case, 1 + 2 * rounds)
 
     def submit(self) -> None:
         """Measure the latency of sequential submissions by one client, while a worker runs the jobs."""
@@ -153,13 +163,38 @@ class _Bench:
         self.measured.runs[case] = rates
         ours, theirs = (statistics.median(rates[system]) for system in SYSTEMS)
         self._row(case, "jobs per second", "jobs/s", ours, PLAIN, theirs, ours / theirs)
-        for name, unit in (("requests", "requests"), ("bytes", "bytes"), ("kept", "bytes")):
-            mine, theirs = (statistics.median(getattr(load, name) for load in loads[system]) for system in SYSTEMS)
+        for name, unit in (("requests", "requests"), ("bytes", "bytes"), ("kept", "bytes"), ("CPU", "s")):
+            mine, theirs = (
+                statistics.median(getattr(load, name.lower()) for load in loads[system]) for system in SYSTEMS
+            )
             self._less(case, f"broker, {name} per job", unit, mine, PLAIN, theirs)
         for role in ("worker", "api"):
             mine, other = held[OURS, role], held[PLAIN, role]
             if mine is not None and other is not None:
                 self._less(case, f"memory, {role} (PSS)", "MiB", mine, PLAIN, other)
+
+    def workers(self) -> None:
+        """Measure the rate at which one to as many worker processes as cores work off a queue of short jobs."""
+        case = f"{self.plan.jobs} short jobs in the queue"
+        rates: dict[int, list[float]] = {count: [] for count in range(1, (os.cpu_count() or 1) + 1)}
+        with self._both(case) as deployment:
+            deployment.start(OURS, "api")
+            body = store_example(deployment, SHORT)
+            for count, seen in rates.items():
+                deployment.start(OURS, "worker", count)
+                for turn in range(-1, self.plan.rounds):
+                    if turn >= 0:  # the first warms the new worker up
+                        self._step(case, turn, f"{count} worker processes")
+                    ids = queue_jobs(deployment, "local", body, self.plan.jobs)
+                    _await_ended(deployment, OURS, ids)
+                    created, finished = zip(*spans(deployment, OURS, ids), strict=True)
+                    if turn >= 0:
+                        seen.append(len(ids) / (max(finished) - min(created)))
+        self.measured.runs[case] = {str(count): seen for count, seen in rates.items()}
+        alone = statistics.median(rates[1])
+        for count, seen in rates.items():
+            rate = statistics.median(seen)
+            self._row(case, f"jobs per second, {count} worker processes", "jobs/s", rate, ONE, alone, rate / alone)
 
     def overhead(self) -> None:
         """Measure the same search through the service and in this process, on the same engine."""

@@ -1,6 +1,7 @@
 """The service on a running engine of others beside bare requests to it: ``reasoner bench service --engine URL``.
 
-``best of 16``: tokens per second of a job and of one request for the same 16 samples. ``beam``: seconds of a search
+``best of 16``: tokens per second of a job and of one request for the same 16 samples, and the seconds of a core that
+the client takes for 1,000 of them: service and broker, or the script. ``beam``: seconds of a search
 and of a script that sends the same requests without a search. ``reuse``: the prompt tokens that the server computed,
 by its own metrics, and those of an ideal cache. ``verifier``: verifier tokens computed for each generated one there and
 on our engine.
@@ -23,7 +24,7 @@ import reasoner
 from benchmarks.engine.measure import OURS, Listener, Measured, Row
 from benchmarks.engine.process import BenchError, installed
 from benchmarks.service.deployment import OURS as SERVICE
-from benchmarks.service.deployment import Deployment
+from benchmarks.service.deployment import Deployment, read_cpu_seconds
 from benchmarks.service.traffic import Traffic, ideal_prompt_tokens, recorded
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
@@ -102,6 +103,7 @@ class _Bench:
     def best_of(self, models: dict[str, Any]) -> None:
         """Measure jobs with 16 samples and a vote, beside one bare request for as many, in turn."""
         rates: dict[str, list[float]] = {OURS: [], BARE: []}
+        costs: dict[str, list[float]] = {OURS: [], BARE: []}
         with Deployment(0.0, concurrency=4, models=models) as deployment:
             deployment.start(SERVICE, "worker")
             deployment.start(SERVICE, "api")
@@ -111,7 +113,7 @@ class _Bench:
             ):
                 for turn in range(-1, self.plan.rounds):
                     for way in sorted(rates, reverse=bool(turn % 2)):
-                        tokens, seconds = 0, 0.0
+                        tokens, seconds, before = 0, 0.0, _read_client_cpu(way, deployment)
                         for index, text in enumerate(self.texts):
                             seed = 1000 * turn + index + 5000
                             ask = self._job if way == OURS else self._samples
@@ -119,10 +121,15 @@ class _Bench:
                             tokens, seconds = tokens + made, seconds + taken
                         if turn >= 0:  # the first warms both up
                             rates[way].append(tokens / seconds)
+                            costs[way].append(1000 * (_read_client_cpu(way, deployment) - before) / tokens)
                             self.listener.step(f"best of 16 {way} {turn + 1}")
         self.measured.runs["best of 16"] = rates
         ours, theirs = (statistics.median(rates[way]) for way in (OURS, BARE))
-        self.measured.rows.append(Row("best of 16", "tokens per second", "tokens/s", ours, BARE, theirs, ours / theirs))
+        cost, bare_cost = (statistics.median(costs[way]) for way in (OURS, BARE))
+        self.measured.rows += [
+            Row("best of 16", "tokens per second", "tokens/s", ours, BARE, theirs, ours / theirs),
+            Row("best of 16", "client, CPU for 1,000 tokens", "s", cost, BARE, bare_cost, bare_cost / cost),
+        ]
 
     def _job(self, service: httpx.Client, text: str, seed: int) -> tuple[int, float]:
         spec = self._spec(text, seed, {"name": "self_consistency", "n": _SAMPLES})
@@ -224,6 +231,14 @@ class _Bench:
         if not values:
             raise BenchError(f"{url}/metrics has no prompt_tokens_by_source: vLLM 0.32 or later is needed")
         return sum(map(float, values))
+
+
+def _read_client_cpu(way: str, deployment: Deployment) -> float:
+    """Return the seconds of a core used so far by this process, and if it asks the service by that and its broker."""
+    if way == BARE:
+        return time.process_time()
+    service = sum(map(read_cpu_seconds, deployment.pids.values()))
+    return time.process_time() + service + deployment.read_broker_load().cpu
 
 
 def _read_metrics(url: str) -> str:
