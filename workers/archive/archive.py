@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Select, delete, event, func, insert, literal, make_url, or_, select, text
+from sqlalchemy import Select, delete, event, func, insert, literal, make_url, or_, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
@@ -16,7 +16,7 @@ from workers.archive.errors import ArchiveDown
 from workers.archive.filters import JobFilter
 from workers.archive.record import JobRecord, LogEntry, decompress, render_digests
 from workers.archive.search import select_filtered
-from workers.archive.tables import JOBS, JOURNALS, PAIRS, WORDS
+from workers.archive.tables import JOBS, JOURNALS, LAST_PASS, PAIRS, WORDS
 
 TIMEOUT_SECONDS: Final = 10.0
 """The longest time that one transaction may take."""
@@ -39,7 +39,8 @@ class Archive:
             arguments: dict[str, Any] = {"timeout": _BUSY_SECONDS}
             address = address.set(drivername="sqlite+aiosqlite")
         else:
-            options = f"-c statement_timeout={round(TIMEOUT_SECONDS * 1000)}"
+            limit = round(TIMEOUT_SECONDS * 1000)
+            options = f"-c statement_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
             arguments = {"connect_timeout": _CONNECT_SECONDS, "options": options}
             address = address.set(drivername="postgresql+psycopg")
         self.engine = create_async_engine(
@@ -51,10 +52,13 @@ class Archive:
     async def close(self) -> None:
         await self.engine.dispose()
 
-    async def save(self, records: Sequence[JobRecord], stale: Collection[str] = ()) -> None:
+    async def save(
+        self, records: Sequence[JobRecord], stale: Collection[str] = (), *, number: int | None = None
+    ) -> bool:
         """Store jobs, and remove those whose rows are ``stale``, in one transaction.
 
-        A job that is stored already is replaced, unless that is a later end of it.
+        A job that is stored already is replaced, unless that is a later end of it. ``number``: that of the pass which
+        has read the jobs; returns False, and does nothing, if a later one has stored some.
         """
         ids = [record.id for record in records]
         numbers = [int(record.fields["n"]) for record in records]
@@ -62,6 +66,10 @@ class Archive:
         async with self._begin() as connection:
             if self._is_sqlite:  # a transaction that begins by reading cannot write once another one has
                 await connection.exec_driver_sql("BEGIN IMMEDIATE")
+            if number is not None:
+                later = update(LAST_PASS).where(LAST_PASS.c.number < number).values(number=number)
+                if (await connection.execute(later)).rowcount == 0:
+                    return False
             stored = await connection.execute(
                 select(JOBS.c.n, JOBS.c.id, JOBS.c.seq).where(or_(JOBS.c.id.in_([*ids, *stale]), JOBS.c.n.in_(numbers)))
             )
@@ -84,6 +92,7 @@ class Archive:
                 saved.append((n, record))
             await self._delete_rows(connection, obsolete)
             await self._insert_rows(connection, saved)
+        return True
 
     async def _insert_rows(self, connection: AsyncConnection, saved: Sequence[tuple[int, JobRecord]]) -> None:
         if not saved:

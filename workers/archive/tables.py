@@ -64,5 +64,8 @@ WORDS: Final = Table(
 )
 """Digests of each job's owner and of the words of its problem, in PostgreSQL: an array with a GIN index."""
 
+LAST_PASS: Final = Table("last_pass", METADATA, Column("number", BigInteger, nullable=False))
+"""One row: the number of the last pass that stored jobs. An earlier one that comes late must not."""
+
 FTS: Final = table("job_words", column("rowid"), column("words"))
 """The same in SQLite: a full-text index (FTS5), whose row ids are ``n``, over the digests as words."""

@@ -3,14 +3,14 @@
 It runs in each API process, of which one moves jobs at a time. A pass marks jobs in Redis, reads them, stores them in
 one transaction of the archive, and then removes those from Redis that have not changed since. Wherever it is cut off,
 each job is in Redis or in both: the marks stay, and the next pass decides by what Redis has. So a job that was deleted
-or retried meanwhile does not stay in the archive either.
+or retried meanwhile does not stay in the archive either. Passes are numbered, and the archive's transaction refuses one
+that comes after a later one, as of a process that was halted for a while.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import uuid
 from typing import TYPE_CHECKING, Final
 
@@ -33,10 +33,8 @@ MAX_JOBS: Final = 250
 _READ_AT_ONCE: Final = 25
 _MAX_CHARS: Final = 16 << 20
 """Characters of journals after which a pass reads no further job."""
-_TERM_SECONDS: Final = 20.0
-"""The right to move jobs ends so long after a pass began whose process was killed."""
-_READ_SECONDS: Final = 8.0
-"""A pass that has not read its jobs by then stores none: its transaction (10 s at most) would outlast its right."""
+_TERM_SECONDS: Final = 5.0
+"""Another process may begin a pass so long after one began that has not ended: its process may have been killed."""
 
 log = structlog.get_logger("reasoner.archiver")
 
@@ -105,7 +103,6 @@ class Archiver:
         return max(len(ids), await self._delete_expired())
 
     async def _move_jobs(self, number: str, ids: list[str]) -> None:
-        begun = time.monotonic()
         records: list[JobRecord] = []
         stale: list[str] = []
         for start in range(0, len(ids), _READ_AT_ONCE):
@@ -118,11 +115,8 @@ class Archiver:
             if sum(record.num_chars for record in records) > _MAX_CHARS:
                 break
         records = await asyncio.to_thread(lambda: [record for record in records if self._is_storable(record)])
-        if time.monotonic() - begun > _READ_SECONDS:
-            log.warning("ended jobs took long to read: they are moved later", seconds=time.monotonic() - begun)
-            return
-        await self._archive.save(records, stale)
-        await self._store.settle_archived(number, records, stale)
+        if await self._archive.save(records, stale, number=int(number)):
+            await self._store.settle_archived(number, records, stale)
 
     def _is_storable(self, record: JobRecord) -> bool:
         """Return False for a job whose row cannot be made, as after a change by hand: it must not keep the others."""

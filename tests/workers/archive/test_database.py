@@ -35,7 +35,7 @@ async def test_processes_that_start_together_migrate_once(archive_url: str) -> N
     await asyncio.gather(*(archive.check() for archive in archives))
     async with archives[0].engine.connect() as connection:
         rows = await connection.execute(text("SELECT version_num FROM alembic_version"))
-        assert [row.version_num for row in rows] == ["create_jobs"]
+        assert [row.version_num for row in rows] == ["number_passes"]
     for archive in archives:
         await archive.close()
 
@@ -48,7 +48,7 @@ async def test_a_database_of_a_newer_version_is_refused_and_both_migrations_are_
         await connection.execute(text("UPDATE alembic_version SET version_num = 'from_the_future'"))
     older = Archive(archive_url)
     with pytest.raises(
-        ArchiveTooNew, match="'from_the_future' of a newer version, and this version's newest is 'create_jobs'"
+        ArchiveTooNew, match="'from_the_future' of a newer version, and this version's newest is 'number_passes'"
     ):
         await older.check()
     archiver = Archiver(store, older, age=0, retention=1e6)

@@ -84,9 +84,9 @@ async def test_one_process_moves_jobs_at_a_time(
     other = Archiver(store, archive, age=0.0, retention=1e6)
     job_id, save, beside = await make_ended(store), archive.save, list[int]()
 
-    async def try_beside(*arguments: Any) -> None:
+    async def try_beside(*arguments: Any, number: int) -> bool:
         beside.append(await other.move())
-        await save(*arguments)
+        return await save(*arguments, number=number)
 
     monkeypatch.setattr(archive, "save", try_beside)
     assert await archiver.move() == 1
@@ -94,15 +94,35 @@ async def test_one_process_moves_jobs_at_a_time(
     assert await find_places(store, archive, job_id) == (False, True)
 
 
-async def test_a_pass_that_read_for_too_long_leaves_its_jobs_to_a_later_one(
+async def test_a_pass_that_was_halted_before_it_stored_jobs_changes_nothing_after_a_later_one(
     store: JobStore, archive: Archive, archiver: Archiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id = await make_ended(store)
-    with monkeypatch.context() as patched:
-        patched.setattr("workers.broker.archiver._READ_SECONDS", 0.0)
-        await archiver.move()
-    assert await find_places(store, archive, job_id) == (True, False)
+    """It has read that a job is active, which then ends and is moved: the job must not be removed from the archive."""
+    job_id, save, read = await make_ended(store, "failed"), archive.save, store.read_record
+    other = Archiver(store, archive, age=0.0, retention=1e6)
+    active = await make_ended(store, "failed")
+
+    async def read_active(read_id: str) -> Any:
+        return None if read_id == active else await read(read_id)
+
+    async def halt(records: Any, stale: Any, *, number: int) -> bool:
+        monkeypatch.undo()
+        await store.command("HSET", "reasoner:archiver", "till", 0)
+        assert await other.move() == 2
+        return await save(records, stale, number=number)
+
+    monkeypatch.setattr(store, "read_record", read_active)
+    monkeypatch.setattr(archive, "save", halt)
     await archiver.move()
+    assert [await find_places(store, archive, each) for each in (job_id, active)] == [(False, True)] * 2
+
+
+async def test_passes_go_on_after_redis_lost_its_data(store: JobStore, archive: Archive, archiver: Archiver) -> None:
+    await make_ended(store)
+    await archiver.move()
+    await store.command("FLUSHALL")
+    job_id = await make_ended(store)
+    assert await Archiver(store, archive, age=0.0, retention=1e6).move() == 1
     assert await find_places(store, archive, job_id) == (False, True)
 
 
@@ -174,10 +194,11 @@ async def test_a_job_that_changed_while_it_was_moved_is_as_redis_has_it(
     retried, deleted = await make_ended(store, "failed"), await make_ended(store)
     save = archive.save
 
-    async def change(*args: object) -> None:
+    async def change(*args: Any, number: int) -> bool:
         await store.delete(deleted)
-        await save(*args)  # type: ignore[arg-type]
+        is_stored = await save(*args, number=number)
         await store.retry(retried, queue_cap=9)
+        return is_stored
 
     with monkeypatch.context() as patch:
         patch.setattr(archive, "save", change)

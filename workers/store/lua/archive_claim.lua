@@ -30,9 +30,10 @@ if #ids == 0 then
   redis.call('HDEL', ARCHIVER, 'holder', 'till')
   return { '' }
 end
-redis.call('HSET', ARCHIVER, 'holder', holder, 'till', ms(now + term))
-local pass = redis.call('HINCRBY', ARCHIVER, 'passes', 1)
+-- The time keeps the numbers rising after Redis has lost its data.
+local pass = ms(math.max(number(redis.call('HGET', ARCHIVER, 'pass')) + 1, now))
+redis.call('HSET', ARCHIVER, 'holder', holder, 'till', ms(now + term), 'pass', pass)
 for _, id in ipairs(ids) do
   redis.call('HSET', ARCHIVING, id, pass)
 end
-return { tostring(pass), unpack(ids) }
+return { pass, unpack(ids) }

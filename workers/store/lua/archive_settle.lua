@@ -21,7 +21,7 @@ for i = 2, #ARGV, 3 do
     end
   end
 end
-if redis.call('HGET', ARCHIVER, 'passes') == pass then
+if redis.call('HGET', ARCHIVER, 'pass') == pass then
   redis.call('HDEL', ARCHIVER, 'holder', 'till')
 end
 redis.call('HINCRBY', STATS, 'archived', moved)

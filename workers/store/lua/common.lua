@@ -31,7 +31,7 @@
 --   reasoner:archiving       hash: ids of ended jobs that are being moved to the archive, each with the pass that moves it,
 --                            and of jobs that were brought back from there, whose rows are to be removed
 --   reasoner:archiver        hash: the process that moves jobs (holder), the end (till, ms) of its right to do so, and the
---                            number of passes
+--                            number of the last pass (pass)
 --   reasoner:waiting         set of ids: jobs that were released because no engine answered, until one does
 --   reasoner:sent            hash: the number of messages sent to each queue so far, QUEUE:claimed (those whose worker has
 --                            claimed a job, and the lost ones), QUEUE:gone (those that had left the queue at QUEUE:at, ms)
