@@ -44,6 +44,10 @@ roundings, or we have finer ones, so either may be closer by chance. A mistake i
 """
 
 
+_FLOATS = {"float32", "float16", "bfloat16"}
+"""Layouts that round no activations."""
+
+
 @dataclass(frozen=True, slots=True)
 class TextResult:
     """One text's comparison."""
@@ -90,7 +94,7 @@ def check_model(folder: Path, report_progress: Callable[[int, int, str], None]) 
     del core  # its weights
     report_progress(1, 3, "transformers in float32")
     reference = Reference(read_raw_config(folder), info.context)
-    rounds_activations = layouts is not None and layouts.keys() != {"float32"}
+    rounds_activations = layouts is not None and not layouts.keys() <= _FLOATS
     theirs, peer = reference.compute_float32(list(texts.values()), rounds_activations=rounds_activations)
     report_progress(2, 3, "transformers in float64")
     exact = reference.compute_float64(list(texts.values()))

@@ -42,7 +42,7 @@ from kernels.cpu.runtime.recorder import end_layer
 from kernels.layers.activation import gelu_tanh_mul, silu_mul
 from kernels.layers.elementwise import add, concatenate, scale
 from kernels.layers.norm import add_rms_norm, rms_norm
-from kernels.linear.fp32 import Product
+from kernels.linear.fp32 import Product, WeightProduct
 
 _ACTIVATIONS = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
 
@@ -237,8 +237,7 @@ class Decoder:
     @property
     def layouts(self) -> dict[str, int]:
         """Number of products in each layout by its name, such as ``float32`` or ``int8``."""
-        names = (type(get_base(product)).__name__.removesuffix("Linear").lower() for product in self.products)
-        return dict(Counter(name or "float32" for name in names))
+        return dict(Counter(_name_layout(get_base(product)) for product in self.products))
 
     @property
     def is_head_recordable(self) -> bool:
@@ -357,6 +356,12 @@ class Decoder:
             capped = np.tanh((logits / self.config.logit_softcap).numpy()) * np.float32(self.config.logit_softcap)
             logits = torch.from_numpy(capped)
         return logits
+
+
+def _name_layout(product: Product) -> str:
+    if isinstance(product, WeightProduct) and product.packed is not None:
+        return product.packed.type_name
+    return type(product).__name__.removesuffix("Linear").lower() or "float32"
 
 
 def _tie_head(weights: Weights) -> bool:
@@ -547,8 +552,8 @@ class LayerBuilder:
     def _take_stack(self, name: str, count: int, rows: int, columns: int) -> Tensor:
         """Take the matrices ``[count, rows, columns]``, which Qwen3-VL's files have transposed."""
         if rows != columns and self._weights.get_shape(name) == (count, columns, rows):
-            return self._weights.take(name, count, columns, rows).transpose(1, 2).contiguous()
-        return self._weights.take(name, count, rows, columns)
+            return self._weights.take_floats(name, count, columns, rows).transpose(1, 2).contiguous()
+        return self._weights.take_floats(name, count, rows, columns)
 
     def _expert(self, prefix: str) -> tuple[Product, Product]:
         assert self._config.experts is not None

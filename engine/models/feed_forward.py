@@ -17,7 +17,7 @@ from kernels.cpu.linear.packed_weights import ExpertWeights, can_compute_togethe
 from kernels.cpu.sampling.draft_chain import gather_rows
 from kernels.layers.elementwise import add, contiguous
 from kernels.layers.gate import sigmoid_mul
-from kernels.linear.fp32 import Linear, Product
+from kernels.linear.fp32 import Linear, Product, WeightProduct
 from kernels.linear.nf4 import Nf4, Nf4Product, grouped_nf4_linear
 
 _GROUPED_MAJORS = 9, 10
@@ -205,7 +205,7 @@ def pack_experts(experts: Sequence[GatedMlp]) -> PackedExperts | None:
     pairs: list[ExpertWeights] = []
     for part in range(2):
         products = [expert.products[part] for expert in experts]
-        linear = [product for product in products if isinstance(product, Linear)]
+        linear = [product for product in products if isinstance(product, WeightProduct)]
         weights = [product.packed for product in linear if product.packed is not None]
         if len(weights) < len(products) or not can_compute_together(weights):
             return None

@@ -178,8 +178,8 @@ class Gemma4Builder(LayerBuilder):
                 )
                 for index in range(count)
             ]
-        gate_ups = self._weights.take(f"{prefix}gate_up_proj", count, 2 * width, hidden)
-        downs = self._weights.take(f"{prefix}down_proj", count, hidden, width)
+        gate_ups = self._weights.take_floats(f"{prefix}gate_up_proj", count, 2 * width, hidden)
+        downs = self._weights.take_floats(f"{prefix}down_proj", count, hidden, width)
         return [
             (create_product([gate_up], None, self._device_config), create_product([down], None, self._device_config))
             for gate_up, down in zip(gate_ups, downs, strict=True)

@@ -78,8 +78,8 @@ class GptOssBuilder(LayerBuilder):
             return [[one] for one in gate_ups], mxfp4.take_stack(
                 self._weights, f"{names}down_proj", (count, hidden, width)
             )
-        stacked = self._weights.take(f"{names}gate_up_proj", count, hidden, 2 * width).transpose(1, 2)
-        transposed = self._weights.take(f"{names}down_proj", count, width, hidden).transpose(1, 2)
+        stacked = self._weights.take_floats(f"{names}gate_up_proj", count, hidden, 2 * width).transpose(1, 2)
+        transposed = self._weights.take_floats(f"{names}down_proj", count, width, hidden).transpose(1, 2)
         return [[_separate(rows)] for rows in stacked], [down.contiguous() for down in transposed]
 
 

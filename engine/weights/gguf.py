@@ -25,6 +25,7 @@ from engine.weights.safetensors import Weights
 
 _Kind = GGMLQuantizationType
 _FLOATS = {_Kind.F32, _Kind.F16, _Kind.BF16}
+_DTYPES = {_Kind.F16: torch.float16, _Kind.BF16: torch.bfloat16}
 _BLOCKS = {
     *(_Kind.Q8_0, _Kind.Q4_0, _Kind.Q4_1, _Kind.Q5_0, _Kind.Q5_1),
     *(_Kind.Q2_K, _Kind.Q3_K, _Kind.Q4_K, _Kind.Q5_K, _Kind.Q6_K, _Kind.IQ4_NL, _Kind.IQ4_XS),
@@ -85,20 +86,20 @@ class GgufWeights(Weights):
         self.expect(f"{name}.weight", rows, columns)
         _, (source, expert) = self._locate(f"{name}.weight")
         if source.tensor.kind in _FLOATS:
-            return self.take(f"{name}.weight", rows, columns).view(rows, columns)
+            return self.take_floats(f"{name}.weight", rows, columns)
         self._forget(f"{name}.weight")
         self.count(rows * columns)
         blocks: BlockMatrix = source.matrix(expert)
         return blocks
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """Take a tensor in float32. Dimensions of 1 may be missing or too many, and vectors may be in groups."""
+    def take_floats(self, name: str, *shape: int) -> Tensor:
+        """Take a tensor. Dimensions of 1 may be missing or too many, and vectors may be in groups."""
         _, (source, expert) = self._locate(name)
         stored = source.tensor.shape if expert is None else source.tensor.shape[1:]
         is_same = [size for size in stored if size > 1] == [size for size in shape if size > 1]
         if is_same or (len(shape) == 1 and math.prod(stored) == shape[0]):
-            return super().take(name, *stored).view(shape)
-        return super().take(name, *shape)
+            return super().take_floats(name, *stored).view(shape)
+        return super().take_floats(name, *shape)
 
     def expect(self, name: str, *shape: int) -> None:
         path, (source, expert) = self._locate(name)
@@ -171,6 +172,8 @@ class _Source:
         return BlockMatrix(self.tensor.kind, chosen, order)
 
     def read_floats(self, expert: int | None) -> Tensor:
-        """Return the weights in float32."""
-        floats = self.matrix(expert).dense()
-        return floats + self.offset if len(self.tensor.shape) > 1 else floats[0] + self.offset
+        """Return the weights, in 16 bits if the file has them so and nothing is added to them."""
+        matrix = self.matrix(expert)
+        dtype = None if self.offset else _DTYPES.get(self.tensor.kind)
+        floats = matrix.dense() + self.offset if dtype is None else matrix.rows().view(dtype)
+        return floats if len(self.tensor.shape) > 1 else floats[0]

@@ -10,16 +10,19 @@ from torch import Tensor
 
 from engine.device import CPU, DeviceConfig
 from engine.protocol.types import EngineError
-from engine.weights.matrix import Matrix, Multiply, QuantizedMatrix, dense, stack
+from engine.weights.matrix import Matrix, Multiply, QuantizedMatrix, dense, stack, to_floats
 from kernels.common.quantization import Quantization, Rows
+from kernels.linear import half
 from kernels.linear.embedding import Embedding, EmbeddingTable
 from kernels.linear.fp32 import Linear, Product
+from kernels.linear.half import HalfEmbedding, HalfLinear
 
 
 def create_product(parts: Sequence[Matrix], bias: Tensor | None = None, device_config: DeviceConfig = CPU) -> Product:
     """Return the product with matrices of the same input, one below the other.
 
-    On a CPU the layout is that of ``create_cpu_product`` if all parts can be fused and have one, else float32. On a GPU
+    On a CPU the layout is that of ``create_cpu_product`` if all parts can be fused and have one, else that of floats:
+    in 16 bits if all of them are, and the processor widens them, else in float32. On a GPU
     weights are multiplied as they are stored, for activations in the config's dtype, and parts that can be fused are
     one launch; raises ``EngineError`` for parts that no kernel supports.
     """
@@ -30,12 +33,15 @@ def create_product(parts: Sequence[Matrix], bias: Tensor | None = None, device_c
         product = quantized[0].create_cpu_product(quantized, bias)
         if product is not None:
             return product
-    return Linear(stack([dense(part) for part in parts]), bias)
+    weight = stack([to_floats(part) for part in parts])
+    return HalfLinear(weight, bias) if half.is_supported(weight.dtype) else Linear(weight.float(), bias)
 
 
 def create_embedding(matrix: Matrix, device_config: DeviceConfig = CPU) -> Embedding:
     """Return the embedding table of a matrix, in the same layout as its product."""
-    if isinstance(matrix, QuantizedMatrix) and not device_config.uses_gpu_kernels:
+    if not device_config.uses_gpu_kernels:
+        if isinstance(matrix, Tensor):
+            return HalfEmbedding(matrix) if half.is_supported(matrix.dtype) else EmbeddingTable(matrix.float())
         embedding = matrix.create_cpu_embedding()
         if embedding is not None:
             return embedding
@@ -118,7 +124,7 @@ def _fuse(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceCon
     is_batch_invariant = device_config.is_batch_invariant
     quantized = [part for part in parts if isinstance(part, QuantizedMatrix)]
     if not quantized:
-        weight = stack([device_config.convert(dense(part)) for part in parts])
+        weight = stack([device_config.convert(to_floats(part)) for part in parts])
         return Linear(weight, bias, is_batch_invariant=is_batch_invariant)
     multiply, quantization = quantized[0].create_gpu_multiply(quantized, device_config.device)
     parameters = sum(rows * columns for rows, columns in (part.shape for part in quantized))

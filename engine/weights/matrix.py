@@ -1,4 +1,4 @@
-"""Weight matrices: float32 tensors, or what a quantised checkpoint holds.
+"""Weight matrices: tensors of floats, or what a quantised checkpoint holds.
 
 A class in ``engine.weights.matrices`` has the weights of one layout, says which of them one kernel takes at once, and
 makes the products that compute with them. ``engine.weights.matmul`` knows the interface below alone.
@@ -83,11 +83,16 @@ class QuantizedMatrix(ABC):
 
 
 Matrix = Tensor | QuantizedMatrix
-"""A quantised matrix, or float32 weights ``[out, in]``."""
+"""A quantised matrix, or weights ``[out, in]`` in float32, float16 or bfloat16."""
 
 
 def dense(matrix: Matrix) -> Tensor:
     """Return the weights, float32 ``[out, in]``."""
+    return to_floats(matrix).float()
+
+
+def to_floats(matrix: Matrix) -> Tensor:
+    """Return the weights as floats ``[out, in]``, of those dtypes that a ``Matrix`` may have."""
     return matrix if isinstance(matrix, Tensor) else matrix.dense()
 
 

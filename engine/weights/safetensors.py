@@ -91,16 +91,20 @@ class Weights:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Take a tensor in float32. Raises ``EngineError`` if it is missing or has another shape, or is no float."""
+        return self.take_floats(name, *shape).float()
+
+    def take_floats(self, name: str, *shape: int) -> Tensor:
+        """Take a tensor as ``take`` does, in its own dtype: float32, float16 or bfloat16."""
         self.expect(name, *shape)
         path, tensor = self._take_tensor(name)
         if tensor.dtype not in _FLOAT_DTYPES:
             raise EngineError(f"{path}: {name!r} is {tensor.dtype}; supported are float32, float16, bfloat16")
         self.count(tensor.numel())
-        return tensor.to(torch.float32)
+        return tensor
 
     def take_matrix(self, name: str, rows: int, columns: int) -> Matrix:
         """Take the matrix ``NAME.weight`` as it is held. Raises ``EngineError`` if it has another shape."""
-        return self.take(f"{name}.weight", rows, columns)
+        return self.take_floats(f"{name}.weight", rows, columns)
 
     def expect(self, name: str, *shape: int) -> None:
         """Raise ``EngineError`` if a tensor is missing or has another shape, without reading it."""

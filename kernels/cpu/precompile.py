@@ -9,7 +9,7 @@ import sys
 from kernels.cpu.attention import paged, plan, rotary_write, sinks
 from kernels.cpu.availability import HAS_BYTE_PRODUCTS
 from kernels.cpu.layers import activation, elementwise, experts, gate, norm
-from kernels.cpu.linear import fp32, int4, int8, low_rank
+from kernels.cpu.linear import fp32, half, int4, int8, low_rank
 from kernels.cpu.ngrams import match
 from kernels.cpu.recurrent import convolution, gated_delta, mamba2
 from kernels.cpu.runtime import kernel
@@ -26,6 +26,7 @@ def compile_kernels(part: int = 0, parts: int = 1) -> None:
     modules += [sampler, params, topk_drafts, draft_chain, draft_heads]
     modules += [int4, int8] if HAS_BYTE_PRODUCTS else []
     kernels = [value for module in modules for value in vars(module).values() if isinstance(value, Kernel)]
+    kernels += half.KERNELS
     for each in kernels[part::parts]:
         each.compile()
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from kernels.common.quantization import Quantization, Rows
 from kernels.cpu import availability
 from kernels.cpu.linear.fp32 import PackedFloat32
+from kernels.cpu.linear.packed_weights import PackedWeights
 
 
 class Product(Protocol):
@@ -54,6 +55,8 @@ class WeightProduct:
     """A ``Product`` computed by a function that holds the packed weight."""
 
     quantization = None
+    packed: PackedWeights | None = None
+    """The packed weight, if it is a single one of floats."""
 
     def __init__(self, multiply: Multiply, num_weights: int, bias: Tensor | None, *, is_kernel: bool) -> None:
         self.parameters = num_weights + (0 if bias is None else bias.numel())
@@ -88,7 +91,6 @@ class Linear(WeightProduct):
         """The weight, if it is of a narrower dtype than float32."""
         self._is_batch_invariant = is_batch_invariant
         self.packed = PackedFloat32(weight) if is_kernel else None
-        """The packed weight, if it is packed."""
         multiply = self.packed.product if self.packed is not None else partial(self._multiply_unpacked, weight)
         super().__init__(multiply, weight.numel(), bias, is_kernel=is_kernel)
 

@@ -181,8 +181,8 @@ class GraniteBuilder(MambaBuilder):
         if self._weights.has(f"{names}experts.0.gate_proj.weight"):  # in a GGUF file
             pairs = [self._expert_products(f"{names}experts.{index}.", width) for index in range(count)]
         else:
-            gate_ups = self._weights.take(f"{names}input_linear.weight", count, 2 * width, hidden)
-            downs = self._weights.take(f"{names}output_linear.weight", count, hidden, width)
+            gate_ups = self._weights.take_floats(f"{names}input_linear.weight", count, 2 * width, hidden)
+            downs = self._weights.take_floats(f"{names}output_linear.weight", count, hidden, width)
             pairs = [
                 (
                     create_product([gate_up], None, self._device_config),

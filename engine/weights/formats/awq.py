@@ -45,7 +45,7 @@ def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], 
 
     def read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
         if not weights.has(f"{name}.qweight"):
-            return weights.take(f"{name}.weight", rows, columns)
+            return weights.take_matrix(name, rows, columns)
         groups = count_groups(name, columns, size)
         if rows % _PER_WORD:
             raise EngineError(f"{name!r}: {rows} rows do not fill words of {_PER_WORD}")

@@ -77,7 +77,7 @@ def pack_matrix(name: str, weight: Tensor) -> dict[str, Tensor]:
 
 def _read_matrix(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
     if not weights.has(f"{name}.weight.{_STATE}"):
-        return weights.take(f"{name}.weight", rows, columns)
+        return weights.take_matrix(name, rows, columns)
     state = _parse_state(name, weights.take_raw(f"{name}.weight.{_STATE}", torch.uint8))
     count, size = rows * columns, state["blocksize"]
     if state["shape"] != [rows, columns] or count % 2:

@@ -227,7 +227,7 @@ def _read_packed(
     weights: Weights, name: str, rows: int, columns: int, *, bits: int, size: int, symmetric: bool, has_order: bool
 ) -> Matrix:
     if not weights.has(f"{name}.weight_packed"):
-        return weights.take(f"{name}.weight", rows, columns)
+        return weights.take_matrix(name, rows, columns)
     groups = count_groups(name, columns, size)
     words = weights.take_raw(f"{name}.weight_packed", torch.int32, rows, num_words(columns, bits))
     scales = weights.take_raw(f"{name}.weight_scale", None, rows, groups)
@@ -254,7 +254,7 @@ def _read_packed(
 
 def _read_int8(weights: Weights, name: str, rows: int, columns: int, *, rounds_activations: bool) -> Matrix:
     if not weights.has(f"{name}.weight_scale"):
-        return weights.take(f"{name}.weight", rows, columns)
+        return weights.take_matrix(name, rows, columns)
     codes = weights.take_raw(f"{name}.weight", torch.int8, rows, columns)
     scales = require_finite(name, weights.take_raw(f"{name}.weight_scale", None, rows, 1))
     weights.count(rows * columns)
@@ -269,7 +269,7 @@ def _read_float8(
 ) -> Matrix:
     scale = f"{name}.weight_scale"
     if not weights.has(scale):
-        return weights.take(f"{name}.weight", rows, columns)
+        return weights.take_matrix(name, rows, columns)
     return fp8.read_float8(
         weights, name, rows, columns, scale=scale, block=block, rounds_activations=rounds_activations
     )
@@ -278,7 +278,7 @@ def _read_float8(
 def _read_nvfp4(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
     weights.drop(f"{name}.input_global_scale")
     if not weights.has(f"{name}.weight_packed"):
-        return weights.take(f"{name}.weight", rows, columns)
+        return weights.take_matrix(name, rows, columns)
     divisor = require_finite(name, weights.take_raw(f"{name}.weight_global_scale", torch.float32))
     if not bool((divisor > 0).all()):
         raise EngineError(f"{name!r} is corrupt: its weight_global_scale is {divisor.tolist()}")

@@ -50,7 +50,7 @@ def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], 
         if block is None and not weights.has(scale):
             scale = f"{name}.weight_scale"
         if not weights.has(scale):
-            return weights.take(f"{name}.weight", rows, columns)
+            return weights.take_matrix(name, rows, columns)
         rounds = not config.get("dequantize")
         return read_float8(weights, name, rows, columns, scale=scale, block=block, rounds_activations=rounds)
 

@@ -47,7 +47,7 @@ def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], 
 
     def read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
         if not weights.has(f"{name}.qweight"):
-            return weights.take(f"{name}.weight", rows, columns)
+            return weights.take_matrix(name, rows, columns)
         rule = next((fields for pattern, fields in rules if pattern.match(name)), {})
         bits, size = int(rule.get("bits", default_bits)), int(rule.get("group_size", default_size))
         if rule.get("desc_act", config.get("desc_act")) and size != -1 and not weights.has(f"{name}.g_idx"):

@@ -30,7 +30,7 @@ _KNOWN = {
 
 def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
     refuse_unknown(config, _KNOWN)
-    return lambda weights, name, rows, columns: weights.take(f"{name}.weight", rows, columns)
+    return lambda weights, name, rows, columns: weights.take_matrix(name, rows, columns)
 
 
 def has_stack(weights: Weights, name: str) -> bool:

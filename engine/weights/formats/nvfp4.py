@@ -43,7 +43,7 @@ def _read_matrix(weights: Weights, name: str, rows: int, columns: int) -> Matrix
     for ignored in _IGNORED:
         weights.drop(f"{name}.{ignored}")
     if not weights.has(f"{name}.weight_scale"):
-        return weights.take(f"{name}.weight", rows, columns)
+        return weights.take_matrix(name, rows, columns)
     whole = require_finite(name, weights.take_raw(f"{name}.weight_scale_2", torch.float32))
     return read_blocks(weights, name, rows, columns, packed="weight", whole=whole)
 

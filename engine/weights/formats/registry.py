@@ -59,4 +59,4 @@ def list_gpu_formats(config: dict[str, Any] | None) -> list[GpuFormat]:
 
 
 def _read_plain(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
-    return weights.take(f"{name}.weight", rows, columns)
+    return weights.take_matrix(name, rows, columns)

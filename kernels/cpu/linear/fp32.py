@@ -6,6 +6,7 @@ a chain of fused multiply-adds in the order of ``in``, whatever the number of ro
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,9 @@ from kernels.cpu.runtime.kernel import float32_array, function, kernel, read_arg
 from kernels.cpu.runtime.memory import allocate_resident
 from kernels.cpu.simd.llvm_ir import FLOAT, call_intrinsic, pointer_at, store_vector
 
-_STEP = 4
-"""Columns that lie together in a block of x, ``[in / _STEP][rows][_STEP]``."""
-_MIN_PARALLEL = 1 << 18
+STEP = 4
+"""Columns that lie together in a block of x, ``[in / STEP][rows][STEP]``."""
+MIN_PARALLEL = 1 << 18
 """With fewer products one thread is done before a second one has started."""
 
 
@@ -34,7 +35,7 @@ class PackedFloat32(PackedWeights):
     def __init__(self, weight: Tensor) -> None:
         """Keeps no reference to ``weight``."""
         out, into = weight.shape
-        columns, panels = -(-into // _STEP) * _STEP, -(-out // WIDE)
+        columns, panels = -(-into // STEP) * STEP, -(-out // WIDE)
         padding = (0, columns - into, 0, panels * WIDE - out)
         padded = F.pad(weight, padding) if any(padding) else weight
         weights = allocate_resident(padded.numel()).view(panels, columns, WIDE)
@@ -44,53 +45,63 @@ class PackedFloat32(PackedWeights):
             "float32",
             weight.shape,
             weights,
-            columns // _STEP,
+            columns // STEP,
             row=4 * columns,
-            min_parallel=_MIN_PARALLEL,
+            min_parallel=MIN_PARALLEL,
             experts_kernel=_multiply_experts,
         )
 
 
 @function
-def _pack(to: int, x: int, rows: int, into: int, stride: int, _own: int, _ahead: int) -> None:
+def pack_rows(to: int, x: int, rows: int, into: int, stride: int, _own: int, _ahead: int) -> None:
     """Write a block of rows, the last step padded with zeros."""
-    for step in range(into // _STEP):
+    for step in range(into // STEP):
         for row in range(rows):
-            _copy(to, x + 4 * (row * stride + step * _STEP))
-            to += 4 * _STEP
-    num_rest = into % _STEP
+            _copy(to, x + 4 * (row * stride + step * STEP))
+            to += 4 * STEP
+    num_rest = into % STEP
     if num_rest:
-        source, rest = float32_array(x, (rows * stride,)), float32_array(to, (rows, _STEP))
+        source, rest = float32_array(x, (rows * stride,)), float32_array(to, (rows, STEP))
         for row in range(rows):
-            for i in range(_STEP):
+            for i in range(STEP):
                 rest[row, i] = source[row * stride + into - num_rest + i] if i < num_rest else np.float32(0)
 
 
 @intrinsic
 def _copy(_context: Any, _to: Any, _source: Any) -> Any:
-    """Copy ``_STEP`` floats."""
+    """Copy ``STEP`` floats."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         to, source = arguments
-        floats = builder.load(pointer_at(builder, source, 0, ir.VectorType(FLOAT, _STEP)), align=4)
+        floats = builder.load(pointer_at(builder, source, 0, ir.VectorType(FLOAT, STEP)), align=4)
         store_vector(builder, floats, to)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
 
 
-def _generate_tile(builder: Any, rows: int, target: Any, x: Any, weights: Any, steps: Any, prefetching: Any) -> None:
-    """Generate the product of a block of ``rows`` rows and a panel."""
-    vector = ir.VectorType(FLOAT, LANES)
+def tile_of(unpack: Callable[[Any, Any], Sequence[Any]]) -> Callable[..., None]:
+    """Return the function that generates the product of a block of rows and a panel, for ``product_body``.
 
-    def multiply(value: Any, column: Any, total: Any) -> Any:
-        return call_intrinsic(builder, f"llvm.fmuladd.v{LANES}f32", vector, value, column, total)
+    ``unpack(builder, loaded)`` makes the floats of a column, or more, of a vector of weights as they lie in memory.
+    """
 
-    zeros = [vector(None)] * (rows * VECTORS)
-    write_tile(builder, sum_tile(builder, zeros, x, weights, steps, prefetching, multiply), target)
+    def generate_tile(builder: Any, rows: int, target: Any, x: Any, weights: Any, steps: Any, prefetching: Any) -> None:
+        vector = ir.VectorType(FLOAT, LANES)
+
+        def multiply(value: Any, column: Any, total: Any) -> Any:
+            return call_intrinsic(builder, f"llvm.fmuladd.v{LANES}f32", vector, value, column, total)
+
+        zeros = [vector(None)] * (rows * VECTORS)
+        sums = sum_tile(
+            builder, zeros, x, weights, steps, prefetching, multiply, lambda loaded: unpack(builder, loaded)
+        )
+        write_tile(builder, sums, target)
+
+    return generate_tile
 
 
-_body = product_body("float32", _pack, _generate_tile)
+_body = product_body("float32", pack_rows, tile_of(lambda _builder, loaded: [loaded]))
 
 
 _experts_body = experts_body("float32", _body)

@@ -45,11 +45,16 @@ class PackedWeights:
         ``min_parallel``: products from which on more than one thread is used. ``experts_kernel``: its body is made by
         ``experts_body``.
         """
-        self._kernel, self._type_name, self._panels, self._own = kernel, type_name, panels, own
+        self._kernel, self.type_name, self._panels, self._own = kernel, type_name, panels, own
         self.shape = shape
         self._out, self._in = shape
         self._row, self._min_parallel = row, min_parallel
         self.experts_kernel = experts_kernel
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weight."""
+        return self._panels.numel() * self._panels.itemsize
 
     def product(self, x: Tensor, bias: Tensor | None, residual: Tensor | None, result: Tensor | None = None) -> Tensor:
         """Return ``x @ weight.T + bias + residual``.
@@ -60,7 +65,7 @@ class PackedWeights:
         """
         rows, into = x.shape
         if into != self._in or x.dtype != torch.float32:
-            raise ValueError(f"x is {x.dtype} {[*x.shape]}, the weight {self._type_name} {[self._out, self._in]}")
+            raise ValueError(f"x is {x.dtype} {[*x.shape]}, the weight {self.type_name} {[self._out, self._in]}")
         if residual is not None and (residual.shape != (rows, self._out) or residual.dtype != torch.float32):
             raise ValueError(f"the residual is {residual.dtype} {[*residual.shape]}, the product {[rows, self._out]}")
         out = empty(rows, self._out) if result is None else result

@@ -18,10 +18,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from engine.models.decoder import Decoder
 from engine.models.families.read import is_defined, known_fields
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, EngineError, ScoreItem
 from engine.weights.safetensors import Weights
+from kernels.linear.half import is_supported
 from tests.closeness import assert_rounded
 from tests.engine.conftest import MODELS, Checkpoints, list_corrections, save_random_model
 from tests.engine.exact import assert_equal_logits, exact_logits, float32_loss, reference
@@ -156,6 +158,24 @@ def test_greedy_tokens_equal_transformers_generate(checkpoints: Checkpoints, kin
         if parted is not None:
             law = exact_logits(checkpoints(kind), (*prompt, *ours.token_ids[:parted]))[-1]
             assert (law.max() - law[list(pairs[parted])]).max() <= 2 * loss
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", mostly_long(KINDS, every=8))
+def test_half_precision_weights_give_the_logits_of_float32_to_the_bit(
+    kind: str, checkpoints: Checkpoints, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """They stay in 16 bits in memory, which changes nothing."""
+    folders = [copy_checkpoint(checkpoints(kind), tmp_path / name) for name in ("half", "float32")]
+    weights = {name: tensor.to(dtype) for name, tensor in load_file(folders[0] / "model.safetensors").items()}
+    save_file(weights, folders[0] / "model.safetensors")
+    save_file({name: tensor.float() for name, tensor in weights.items()}, folders[1] / "model.safetensors")
+    tokens = random_tokens(20, 4)
+    half, right = (Harness(folder) for folder in folders)
+    assert engine_logits(half, tokens).equal(engine_logits(right, tokens))
+    decoder = half.core.model.decoder
+    if isinstance(decoder, Decoder) and is_supported(dtype):
+        assert decoder.layouts.keys() == {str(dtype).removeprefix("torch.")}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

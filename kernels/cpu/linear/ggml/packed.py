@@ -50,11 +50,6 @@ class PackedBlocks(PackedWeights):
         shape = torch.Size((out, columns))
         super().__init__(product_kernel(name), name, shape, words, row_blocks, row=row, min_parallel=_MIN_PARALLEL)
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the weight."""
-        return self._panels.numel() * self._panels.itemsize
-
     def read_rows(self, indices: Tensor, factor: float = 1.0) -> Tensor:
         """Return the rows with these indices, int64 of any stride, times a number: float32 ``[rows, in]``."""
         rows = len(indices)
