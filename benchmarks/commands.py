@@ -58,7 +58,7 @@ def bench_engine(
         ),
     ] = "",
     weights: Annotated[
-        str, typer.Option(help="Weights of our engine: float32, or int8 beside peers with quantized weights.")
+        str, typer.Option(help="Weights of our engine: float32; or bfloat16 or int8 beside peers with such weights.")
     ] = "float32",
     rounds: Rounds = 3,
     threads: Threads = None,
@@ -91,7 +91,7 @@ def bench_engine(
     """
     from benchmarks.engine import measure, report, speculation_report
     from benchmarks.engine import speculation as speculation_benchmark
-    from benchmarks.engine.checkpoint import SIZES
+    from benchmarks.engine.checkpoint import DEFAULT_SIZES, SIZES
 
     threads = threads or find_processors().threads
     interpreter = None if peer_python is None else str(peer_python)
@@ -99,7 +99,7 @@ def bench_engine(
         if speculation or case or peer or peer_python or head:
             message = "--speculation, --head, --case, --peer and --peer-python have no effect with it: leave them out"
             raise typer.BadParameter(message, param_hint="--constrained")
-        _bench_constrained(output, "250M" if model == ",".join(SIZES) else model, weights, rounds, threads)
+        _bench_constrained(output, "250M" if model == ",".join(DEFAULT_SIZES) else model, weights, rounds, threads)
         return
     if not speculation:
         if head:
@@ -122,7 +122,7 @@ def bench_engine(
         )
         _run(measure.measure, plan, report, output)
         return
-    if peer or peer_python or model != ",".join(SIZES) or weights != measure.WEIGHTS[0]:
+    if peer or peer_python or model != ",".join(DEFAULT_SIZES) or weights != measure.WEIGHTS[0]:
         message = "--model, --peer, --peer-python and --weights have no effect with it: leave them out"
         raise typer.BadParameter(message, param_hint="--speculation")
     heads = tuple(folder for name in head.split(",") if (folder := name.strip()))

@@ -36,7 +36,9 @@ class Size:
 SIZES = {
     "50M": Size(hidden=512, layers=8, heads=8, kv_heads=4, head_dim=64, intermediate=1536),
     "250M": Size(hidden=1024, layers=16, heads=16, kv_heads=8, head_dim=64, intermediate=3072),
+    "500M": Size(hidden=1280, layers=22, heads=20, kv_heads=10, head_dim=64, intermediate=3840),
 }
+DEFAULT_SIZES = ("50M", "250M")
 
 
 def cache_folder() -> Path:
@@ -52,6 +54,23 @@ def checkpoint(name: str, size: Size, cache: Path) -> Path:
     model.safetensors (normal, standard deviation 0.02, seed 0; norms about one) and tokenizer.json.
     """
     return kept(name, cache, lambda folder: _make(size, folder))
+
+
+def narrowed(folder: Path) -> Path:
+    """Return a copy of a checkpoint in bfloat16 beside it, written on first use."""
+    return kept(f"{folder.name}-bfloat16", folder.parent, lambda made: _narrow(folder, made))
+
+
+def _narrow(source: Path, folder: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    for file in source.glob("*.json"):
+        shutil.copy(file, folder)
+    config = json.loads((source / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}, indent=2))
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in load_file(source / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def kept(name: str, cache: Path, make: Callable[[Path], None]) -> Path:

@@ -60,7 +60,7 @@ def _write(folder: Path, path: Path, weights: str) -> None:
         name, _ = names.find(checkpoint_name)
         kind = GGMLQuantizationType.F32
         if tensor.ndim == 2 and weights != "F32":
-            kind = GGMLQuantizationType["Q8_0" if name in _EIGHT_BITS else weights]
+            kind = GGMLQuantizationType["Q8_0" if name in _EIGHT_BITS and weights != "BF16" else weights]
             tensor = quants.quantize(tensor, kind)
         writer.add_tensor(name, tensor, raw_dtype=kind)
     writer.write_header_to_file()

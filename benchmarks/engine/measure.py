@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.engine.checkpoint import SIZES, Size, cache_folder, checkpoint
+from benchmarks.engine.checkpoint import DEFAULT_SIZES, SIZES, Size, cache_folder, checkpoint, narrowed
 from benchmarks.engine.process import BenchError, Worker, installed
 from benchmarks.engine.quantized import quantized
 from benchmarks.engine.running import LeftOut, Systems, leave_out
@@ -24,7 +24,8 @@ T = TypeVar("T")
 OURS = "ours"
 _MADE_OF = ("torch", "numpy")
 FLOAT = "float32"
-WEIGHTS = (FLOAT, "int8")
+BFLOAT = "bfloat16"
+WEIGHTS = (FLOAT, BFLOAT, "int8")
 CASES = (*WORKLOADS, "cache-hit", "step")
 """The four workloads; ``cache-hit``: a cached prefix against no prefix; ``step``: a decode step against its matrix
 products.
@@ -51,6 +52,11 @@ PEERS = {
     "transformers-cb": Peer(("transformers",), "transformers"),
     "openvino-genai": Peer(("openvino-genai",), _OPENVINO),
     "llama-cpp-python": Peer(("llama-cpp-python", "gguf"), _LLAMA),
+    "ours-float32": Peer((), "", BFLOAT, OURS),
+    "openvino-genai-float16": Peer(("openvino-genai",), _OPENVINO, BFLOAT, "openvino-genai", {"weights": "float16"}),
+    "llama-cpp-python-BF16": Peer(
+        ("llama-cpp-python", "gguf"), _LLAMA, BFLOAT, "llama-cpp-python", {"weights": "BF16"}
+    ),
     "openvino-genai-int8": Peer(("openvino-genai",), _OPENVINO, "int8", "openvino-genai", {"weights": "int8"}),
     "llama-cpp-python-Q8_0": Peer(
         ("llama-cpp-python", "gguf"), _LLAMA, "int8", "llama-cpp-python", {"weights": "Q8_0"}
@@ -65,7 +71,7 @@ PEERS = {
 class Plan:
     """Settings of a run."""
 
-    models: tuple[str, ...] = tuple(SIZES)
+    models: tuple[str, ...] = DEFAULT_SIZES
     cases: tuple[str, ...] = CASES
     peers: tuple[str, ...] = tuple(PEERS)
     weights: str = FLOAT
@@ -136,11 +142,13 @@ def measure(plan: Plan, listener: Listener) -> Measured:
                     name, f"{model} starts", partial(_worker, name, folder, plan, python, logs / f"{name}.log")
                 )
             bench = Bench(model, systems, plan.rounds, listener, measured)
-            bench.run_each(f"{model} loads", lambda worker: worker.ready())
+            loads = bench.run_each(f"{model} loads", lambda worker: worker.ready())
             if plan.weights == FLOAT:
                 _compare_models(model, systems)
             else:
                 tell_agreement(model, systems, listener)
+            if plan.weights == BFLOAT:
+                bench.memory(loads[OURS], own_folder(folder, plan.weights))
             if not measured.ceilings:
                 measured.ceilings = systems.workers[OURS].call("ceilings")
             for case in _cases(plan):
@@ -191,6 +199,15 @@ class Bench:
         if len(medians) == 1:
             alone = Row(name, "generated tokens", "tokens/s", medians[OURS], None, None, None)
             self.measured.rows.append(alone)
+
+    def memory(self, load: Mapping[str, float | None], folder: Path) -> None:
+        """Compare what loading has added to the process's memory with the checkpoint's file."""
+        before, after = load["resident_before"], load["resident_after"]
+        if before is not None and after is not None:
+            size = (folder / "model.safetensors").stat().st_size
+            ratio = size / (after - before)
+            row = Row(self._name("loaded"), "memory", "MB", (after - before) / 1e6, "file", size / 1e6, ratio)
+            self.measured.rows.append(row)
 
     def cache_hit(self) -> None:
         name = self._name("cache-hit")
@@ -287,12 +304,18 @@ def _cases(plan: Plan) -> tuple[str, ...]:
 
 def _worker(name: str, folder: Path, plan: Plan, python: str, log: Path) -> Worker:
     if name == OURS:
-        own = folder if plan.weights == FLOAT else quantized(folder, plan.weights)
-        return Worker(OURS, own, threads=plan.threads, log=log, python=python)
+        return Worker(OURS, own_folder(folder, plan.weights), threads=plan.threads, log=log, python=python)
     peer = PEERS[name]
     return Worker(
         peer.system or name, folder, threads=plan.threads, log=log, python=python, options=peer.options, name=name
     )
+
+
+def own_folder(folder: Path, weights: str) -> Path:
+    """Return the checkpoint that our engine loads."""
+    if weights == BFLOAT:
+        return narrowed(folder)
+    return folder if weights == FLOAT else quantized(folder, weights)
 
 
 def tell_agreement(model: str, systems: Systems, listener: Listener) -> None:

@@ -17,9 +17,9 @@ Node = Any
 
 
 def openvino_model(folder: Path, weights: str = "float32") -> Path:
-    """Return the folder ``openvino``, or ``openvino-int8``, beside the checkpoint's files with openvino_model.xml and
-    .bin, written on first use. In int8 each row of a matrix, also of the embeddings, has a scale, as from OpenVINO's
-    own exporter.
+    """Return the folder ``openvino``, ``openvino-float16`` or ``openvino-int8``, beside the checkpoint's files with
+    openvino_model.xml and .bin, written on first use. In float16 constants have 16 bits, as from OpenVINO's own
+    exporter. In int8 each row of a matrix, also of the embeddings, has a scale, as from there.
     """
     import openvino
     from safetensors.numpy import load_file
@@ -30,7 +30,7 @@ def openvino_model(folder: Path, weights: str = "float32") -> Path:
         model = _Builder(config, load_file(folder / "model.safetensors"), int8=weights == "int8").model()
         partial = out.with_suffix(".partial")
         partial.mkdir(exist_ok=True)
-        openvino.save_model(model, partial / "openvino_model.xml", compress_to_fp16=False)
+        openvino.save_model(model, partial / "openvino_model.xml", compress_to_fp16=weights == "float16")
         (partial / "config.json").write_text(json.dumps(config))
         partial.rename(out)
     return out

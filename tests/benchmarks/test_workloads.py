@@ -130,6 +130,6 @@ def test_a_checkpoint_is_created_once_and_never_partially(tmp_path: Path, monkey
 
 def test_the_sizes_are_the_published_ones(tmp_path: Path) -> None:
     sizes = {name: (size.hidden, size.layers, size.heads, size.kv_heads) for name, size in SIZES.items()}
-    assert sizes == {"50M": (512, 8, 8, 4), "250M": (1024, 16, 16, 8)}
+    assert sizes == {"50M": (512, 8, 8, 4), "250M": (1024, 16, 16, 8), "500M": (1280, 22, 20, 10)}
     config = json.loads((checkpoint("tiny", TINY, tmp_path) / "config.json").read_text())
     assert (config["hidden_size"], config["head_dim"], config["intermediate_size"]) == (32, 8, 48)
