@@ -246,6 +246,12 @@ bench-vllm: .venv/.installed-test $(VLLM)/.installed
 	@$(ON_VLLM) bench service --engine {engine} --rounds 3 --out benchmarks/results/vllm
 	@$(subst serve $(BIN),serve --large $(BIN),$(ON_VLLM)) bench service --engine {engine} --rounds 3 \
 		--case "best of 16" --out benchmarks/results/vllm-large
+	@$(subst serve $(BIN),serve --apart $(BIN),$(ON_VLLM)) bench service --engine {engine} --rounds 2 \
+		--case "best of 16" --out benchmarks/results/vllm-apart
+	@$(subst serve $(BIN),serve --large --apart $(BIN),$(ON_VLLM)) bench service --engine {engine} --rounds 2 \
+		--case "best of 16" --out benchmarks/results/vllm-apart-large
+	@$(subst serve $(BIN),serve --apart --priorities $(BIN),$(ON_VLLM)) bench interference --window 40 \
+		--out benchmarks/results/interference-vllm
 	@TTY_COMPATIBLE=0 $(ON_VLLM) eval $(FIVE) --out benchmarks/results/countdown-vllm > /dev/null
 	@$(EVAL) $(FIVE) --out benchmarks/results/countdown-n8 > /dev/null
 	@rm benchmarks/results/countdown-vllm/runs.jsonl benchmarks/results/countdown-n8/runs.jsonl

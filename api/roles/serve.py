@@ -84,10 +84,16 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+BATCH_NICENESS = 10
+"""Of a worker of the batch queue alone, which on shared cores yields to whoever answers interactive requests."""
+
+
 def run_worker(settings: Settings) -> None:
     """Run jobs until SIGTERM or Ctrl-C, then hand back those in progress."""
     raise_file_limit()
     with _run_broker(settings):
+        if settings.queues == ("batch",):
+            os.nice(BATCH_NICENESS)
         _log_start()
         start_tracing(settings, "worker")
         serve_worker(make_worker(settings), settings.queues)

@@ -17,7 +17,7 @@ import redis
 
 from api.roles.supervisor import engine_command, free_port
 from benchmarks.service.null_engine import POLICY, VERIFIER
-from workers.broker.embedded import EmbeddedBroker
+from workers.broker.embedded import STOP_SIGNAL, EmbeddedBroker
 from workers.config.settings import load_settings
 from workers.processes.children import spawn, stop
 
@@ -109,7 +109,8 @@ class Fleet:
 
     def terminate(self, role: Role, number: int = 0) -> None:
         """Terminate one process of a role, and wait until it has ended."""
-        stop(self.process(role, number), grace=PATIENCE)
+        request = STOP_SIGNAL if role == "broker" else signal.SIGTERM
+        stop(self.process(role, number), grace=PATIENCE, request=request)
 
     def restart(self, role: Role, number: int = 0) -> None:
         """Restart an ended process."""

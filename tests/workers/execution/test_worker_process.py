@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from api.roles.serve import BATCH_NICENESS
 from tests.chaos import processes
 from tests.workers.broker.test_refusals import STATES
 from workers.broker.embedded import EmbeddedBroker
@@ -38,6 +40,19 @@ class Failing(bootsteps.StartStopStep):
 app.steps["consumer"].add(Failing)
 serve(app, ("batch",))
 """
+
+
+def test_a_worker_of_the_batch_queue_alone_yields_processors_and_no_other_process(tmp_path: Path) -> None:
+    for queues, niceness in ((("batch",), BATCH_NICENESS), (("interactive", "batch"), 0)):
+        folder = tmp_path / "-".join(queues)
+        alive = folder / "worker.alive"
+        settings = load_settings(data_dir=folder, alive_file=alive, prm="none", queues=queues)
+        with EmbeddedBroker(folder) as broker, processes.role("worker", settings, folder / "worker.log") as worker:
+            processes.until(alive.exists, "the worker consumes", seconds=90)
+            own, of_worker = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, worker.pid))
+            assert of_worker == own + niceness
+            assert broker.process is not None
+            assert os.getpriority(os.PRIO_PROCESS, broker.process.pid) == own
 
 
 @pytest.mark.timeout(240)
