@@ -26,7 +26,7 @@ def compile_kernels(part: int = 0, parts: int = 1) -> None:
     modules += [sampler, params, topk_drafts, draft_chain, draft_heads]
     modules += [int4, int8] if HAS_BYTE_PRODUCTS else []
     kernels = [value for module in modules for value in vars(module).values() if isinstance(value, Kernel)]
-    kernels += half.KERNELS
+    kernels += half.ALL_KERNELS
     for each in kernels[part::parts]:
         each.compile()
 

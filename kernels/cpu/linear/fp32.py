@@ -7,6 +7,7 @@ a chain of fused multiply-adds in the order of ``in``, whatever the number of ro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.cpu.availability import LANES
-from kernels.cpu.linear.gemm_tile import VECTORS, WIDE, sum_tile, write_tile
+from kernels.cpu.linear.gemm_tile import MIN_PREFETCH_ROWS, VECTORS, WIDE, sum_tile, write_tile
 from kernels.cpu.linear.packed_weights import PackedWeights, experts_body, product_body
 from kernels.cpu.runtime.kernel import float32_array, function, kernel, read_arguments
 from kernels.cpu.runtime.memory import allocate_resident
@@ -80,10 +81,13 @@ def _copy(_context: Any, _to: Any, _source: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-def tile_of(unpack: Callable[[Any, Any], Sequence[Any]]) -> Callable[..., None]:
+def tile_of(
+    unpack: Callable[[Any, Any], Sequence[Any]], min_prefetch_rows: int = MIN_PREFETCH_ROWS
+) -> Callable[..., None]:
     """Return the function that generates the product of a block of rows and a panel, for ``product_body``.
 
     ``unpack(builder, loaded)`` makes the floats of a column, or more, of a vector of weights as they lie in memory.
+    ``min_prefetch_rows``: see ``sum_tile``.
     """
 
     def generate_tile(builder: Any, rows: int, target: Any, x: Any, weights: Any, steps: Any, prefetching: Any) -> None:
@@ -93,9 +97,8 @@ def tile_of(unpack: Callable[[Any, Any], Sequence[Any]]) -> Callable[..., None]:
             return call_intrinsic(builder, f"llvm.fmuladd.v{LANES}f32", vector, value, column, total)
 
         zeros = [vector(None)] * (rows * VECTORS)
-        sums = sum_tile(
-            builder, zeros, x, weights, steps, prefetching, multiply, lambda loaded: unpack(builder, loaded)
-        )
+        columns = partial(unpack, builder)
+        sums = sum_tile(builder, zeros, x, weights, steps, prefetching, multiply, columns, min_prefetch_rows)
         write_tile(builder, sums, target)
 
     return generate_tile

@@ -38,7 +38,7 @@ CACHE_LINE = 64
 """Bytes of a cache line."""
 PREFETCH_BYTES = 8 << 10
 """Distance between the weights that are used and those that are prefetched into the second-level cache."""
-_MIN_PREFETCH_ROWS = 6
+MIN_PREFETCH_ROWS = 6
 """With this many rows the arithmetic is so slow that the hardware prefetcher stops."""
 
 
@@ -76,7 +76,7 @@ def sum_tile(
     prefetching: tuple[Any, Any],
     multiply: Callable[..., Any],
     unpack: Callable[[Any], Sequence[Any]] = lambda loaded: [loaded],
-    min_prefetch_rows: int = _MIN_PREFETCH_ROWS,
+    min_prefetch_rows: int = MIN_PREFETCH_ROWS,
 ) -> Any:
     """Generate the sums ``[rows, VECTORS]``, in that order, which begin as ``initial``.
 
