@@ -28,6 +28,7 @@ from engine.protocol.types import EngineError
 from engine.weights.formats.registry import MatrixReader, create_reader, list_gpu_formats
 from engine.weights.gguf import GgufWeights
 from engine.weights.safetensors import Weights
+from kernels.cpu.runtime.memory import release_free_memory
 from kernels.linear import blocks
 
 _log = logging.getLogger(__name__)
@@ -67,9 +68,11 @@ def load_model(
             for gpu_format in list_gpu_formats(raw.fields.get("quantization_config")):
                 check_format(gpu_format, device_config.device)
         adapter_set = AdapterSet(adapters, device_config) if adapters else None
-        return choose_class(config)(config, weights, context, read, device_config, adapter_set)
+        model = choose_class(config)(config, weights, context, read, device_config, adapter_set)
     except EngineError as error:
         raise error if str(folder) in str(error) else EngineError(f"{folder}: {error}") from None
+    release_free_memory()
+    return model
 
 
 def choose_decoder(raw: RawConfig, *, strict_config: bool = False) -> DecoderConfig | str:

@@ -216,14 +216,14 @@ def test_stacked_experts_load_as_the_same_model(checkpoints: Checkpoints, tmp_pa
 def test_loading_keeps_no_second_copy_of_the_weights(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only those tensors of the files that the model uses unchanged outlive loading."""
     taken: list[tuple[str, weakref.ref[torch.Tensor]]] = []
-    take = Weights.take
+    take = Weights.take_floats
 
     def watched(weights: Weights, name: str, *shape: int) -> torch.Tensor:
         tensor = take(weights, name, *shape)
         taken.append((name, weakref.ref(tensor)))
         return tensor
 
-    monkeypatch.setattr(Weights, "take", watched)
+    monkeypatch.setattr(Weights, "take_floats", watched)
     harness = Harness(checkpoints("llama"))
     kept = {name for name, tensor in taken if tensor() is not None and "norm" not in name}
     assert harness.core.model.decoder.parameters > 0
