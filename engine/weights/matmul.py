@@ -41,9 +41,7 @@ def create_embedding(matrix: Matrix, device_config: DeviceConfig = CPU) -> Embed
     """Return the embedding table of a matrix, in the same layout as its product."""
     if not device_config.uses_gpu_kernels:
         if isinstance(matrix, Tensor):
-            return (
-                HalfEmbedding(matrix) if half.is_supported(matrix.dtype) else EmbeddingTable(matrix.float().clone())
-            )  # not the mapped file
+            return HalfEmbedding(matrix) if half.is_supported(matrix.dtype) else EmbeddingTable(matrix.float())
         embedding = matrix.create_cpu_embedding()
         if embedding is not None:
             return embedding
