@@ -85,7 +85,8 @@ class Server(uvicorn.Server):
 
 
 BATCH_NICENESS = 10
-"""Of a worker of the batch queue alone, which on shared cores yields to whoever answers interactive requests."""
+"""The niceness of a worker of the batch queue alone: on shared cores it yields to whoever answers interactive requests.
+"""
 
 
 def run_worker(settings: Settings) -> None:
