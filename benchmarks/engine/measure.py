@@ -142,13 +142,13 @@ def measure(plan: Plan, listener: Listener) -> Measured:
                     name, f"{model} starts", partial(_worker, name, folder, plan, python, logs / f"{name}.log")
                 )
             bench = Bench(model, systems, plan.rounds, listener, measured)
-            loads = bench.run_each(f"{model} loads", lambda worker: worker.ready())
+            bench.run_each(f"{model} loads", lambda worker: worker.ready())
             if plan.weights == FLOAT:
                 _compare_models(model, systems)
             else:
                 tell_agreement(model, systems, listener)
             if plan.weights == BFLOAT:
-                bench.memory(loads[OURS], own_folder(folder, plan.weights))
+                bench.memory()
             if not measured.ceilings:
                 measured.ceilings = systems.workers[OURS].call("ceilings")
             for case in _cases(plan):
@@ -200,14 +200,12 @@ class Bench:
             alone = Row(name, "generated tokens", "tokens/s", medians[OURS], None, None, None)
             self.measured.rows.append(alone)
 
-    def memory(self, load: Mapping[str, float | None], folder: Path) -> None:
-        """Compare what loading has added to the process's memory with the checkpoint's file."""
-        before, after = load["resident_before"], load["resident_after"]
-        if before is not None and after is not None:
-            size = (folder / "model.safetensors").stat().st_size
-            ratio = size / (after - before)
-            row = Row(self._name("loaded"), "memory", "MB", (after - before) / 1e6, "file", size / 1e6, ratio)
-            self.measured.rows.append(row)
+    def memory(self) -> None:
+        """Compare what loading adds to a process's memory with the checkpoint's file."""
+        seen = self.systems.workers[OURS].call("loaded_bytes")
+        if "loaded" in seen:
+            loaded, size = seen["loaded"], seen["file"]
+            self._add(self._name("loaded"), "memory of the weights", "MB", loaded / 1e6, "file", size / 1e6)
 
     def cache_hit(self) -> None:
         name = self._name("cache-hit")
@@ -252,7 +250,7 @@ class Bench:
         return case if self.model == "50M" else f"{case} {self.model}"
 
     def _add(self, case: str, metric: str, unit: str, ours: float, peer: str, value: float) -> None:
-        ratio = value / ours if unit == "ms" else ours / value
+        ratio = value / ours if unit in ("ms", "MB") else ours / value
         self.measured.rows.append(Row(case, metric, unit, ours, peer, value, ratio))
 
 

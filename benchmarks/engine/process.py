@@ -146,3 +146,12 @@ def installed(packages: tuple[str, ...], python: str = sys.executable) -> dict[s
         raise BenchError(f"{python} is not a Python interpreter that works: {error}") from None
     versions: dict[str, str | None] = json.loads(found.stdout)
     return {name: version for name, version in versions.items() if version is not None}
+
+
+def resident_bytes() -> float | None:
+    """Return the process's bytes in physical memory; ``None`` where the system has no /proc."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))

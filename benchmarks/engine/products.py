@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import time
@@ -10,7 +11,13 @@ from pathlib import Path
 
 import torch
 
+import reasoner
+from benchmarks.engine.process import resident_bytes
+from engine.models.load import load_model
 from kernels.linear.fp32 import Linear
+
+BUNDLED = Path(reasoner.__file__).parent / "bundled" / "policy"
+"""A small model, whose load imports what any does."""
 
 
 def products(folder: Path, rows: int) -> dict[str, float]:
@@ -30,6 +37,19 @@ def products(folder: Path, rows: int) -> dict[str, float]:
         layers = [(Linear(torch.randn(out, inner)), inputs[inner]) for out, inner in shapes]
         seconds = _median(lambda: [linear(x) for linear, x in layers])
     return {"seconds": seconds, "flops": 2.0 * rows * weights, "bytes": 4.0 * weights}
+
+
+def loaded_bytes(folder: Path) -> dict[str, float]:
+    """Return the bytes in physical memory that loading a model adds to a process that has computed one before, without
+    keys and values, and the bytes of its file."""
+    load_model(BUNDLED, lambda config: config.max_context)
+    gc.collect()
+    before = resident_bytes()
+    model = load_model(folder, lambda config: config.max_context)
+    gc.collect()
+    after, size = resident_bytes(), (folder / "model.safetensors").stat().st_size
+    assert model.parameters
+    return {"file": float(size)} | ({} if before is None or after is None else {"loaded": after - before})
 
 
 def ceilings() -> dict[str, float]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.engine import problems, workloads
+from benchmarks.engine.process import resident_bytes
 
 _SYSTEMS = "benchmarks.engine.systems"
 MODULES = {
@@ -63,29 +64,21 @@ def main() -> None:
 
 def _load(loaded: list[Any], name: str, folder: Path, threads: int, options: dict[str, Any]) -> dict[str, float | None]:
     module = importlib.import_module(MODULES[name])
-    before, start = _resident(), time.perf_counter()
+    before, start = resident_bytes(), time.perf_counter()
     loaded.append(module.load(folder, threads, **options))
     seconds = time.perf_counter() - start
     gc.collect()
-    return {"seconds": seconds, "resident_before": before, "resident_after": _resident()}
-
-
-def _resident() -> float | None:
-    """Return the process's bytes in physical memory; ``None`` where the system has no /proc."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+    return {"seconds": seconds, "resident_before": before, "resident_after": resident_bytes()}
 
 
 def _call(system: Any, folder: Path, name: str, arguments: dict[str, Any]) -> Any:
-    if name in ("products", "ceilings"):
+    if name in ("products", "ceilings", "loaded_bytes"):
         from benchmarks.engine import products
 
         # In a process of its own, because arithmetic on a second thread would slow the engine's permanently.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            work = partial(products.products, folder) if name == "products" else products.ceilings
+            function = getattr(products, name)
+            work = function if name == "ceilings" else partial(function, folder)
             return pool.submit(work, **arguments).result(timeout=_PRODUCTS_SECONDS)
     if name in ("tokenize", "imitate", "scored_search", "beam_jobs", "constrained_step", "grammar_times"):
         return getattr(system, name)(**arguments)

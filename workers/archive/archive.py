@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
+import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +24,7 @@ TIMEOUT_SECONDS: Final = 10.0
 """The longest time that one transaction may take."""
 _CONNECT_SECONDS: Final = 3
 _BUSY_SECONDS: Final = 5.0
+_RETRY_SECONDS: Final = 0.02
 _POOL: Final = {"pool_size": 4, "max_overflow": 4, "pool_timeout": 3.0}
 
 
@@ -209,8 +212,22 @@ class Archive:
 
 def _set_pragmas(connection: Any, _record: Any) -> None:
     """Let readers go on beside a writer, and keep what is committed even if the power fails."""
-    for pragma in ("journal_mode = WAL", "synchronous = FULL"):
-        connection.execute(f"PRAGMA {pragma}").close()
+    connection.run_async(_use_write_ahead_log)
+    connection.execute("PRAGMA synchronous = FULL").close()
+
+
+async def _use_write_ahead_log(connection: Any) -> None:
+    """Try until it succeeds: SQLite does not wait by itself while another process changes a new database likewise."""
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            await connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(_RETRY_SECONDS)
+        else:
+            return
 
 
 def _describe(error: Exception) -> str:

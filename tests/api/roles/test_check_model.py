@@ -35,7 +35,7 @@ DOCUMENT: dict[str, Any] = {
 def test_a_bundled_model_is_as_close_to_transformers_as_rounding_allows() -> None:
     result = CliRunner().invoke(app, ["engine", "--check", "policy"], env=WIDE)
     assert result.exit_code == 0, result.output
-    assert "Qwen3ForCausalLM: float32 (16 products)" in result.stdout
+    assert "Qwen3ForCausalLM: float16 (16 products)" in result.stdout
     assert "as close as rounding allows" in result.stdout
 
 
