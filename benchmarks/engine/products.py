@@ -40,7 +40,7 @@ def products(folder: Path, rows: int) -> dict[str, float]:
 
 
 def loaded_bytes(folder: Path) -> dict[str, float]:
-    """Return the bytes in physical memory that loading a model adds to a process that has computed one before, without
+    """Return the bytes in physical memory that loading a model adds to a process that has loaded one before, without
     keys and values, and the bytes of its file."""
     load_model(BUNDLED, lambda config: config.max_context)
     gc.collect()

@@ -12,7 +12,7 @@ from engine.device import CPU, DeviceConfig
 from engine.protocol.types import EngineError
 from engine.weights.matrix import Matrix, Multiply, QuantizedMatrix, dense, stack, to_floats
 from kernels.common.quantization import Quantization, Rows
-from kernels.linear import half
+from kernels.cpu.linear.half import is_supported
 from kernels.linear.embedding import Embedding, EmbeddingTable
 from kernels.linear.fp32 import Linear, Product
 from kernels.linear.half import HalfEmbedding, HalfLinear
@@ -34,14 +34,14 @@ def create_product(parts: Sequence[Matrix], bias: Tensor | None = None, device_c
         if product is not None:
             return product
     weight = stack([to_floats(part) for part in parts])
-    return HalfLinear(weight, bias) if half.is_supported(weight.dtype) else Linear(weight.float(), bias)
+    return HalfLinear(weight, bias) if is_supported(weight.dtype) else Linear(weight.float(), bias)
 
 
 def create_embedding(matrix: Matrix, device_config: DeviceConfig = CPU) -> Embedding:
     """Return the embedding table of a matrix, in the same layout as its product."""
     if not device_config.uses_gpu_kernels:
         if isinstance(matrix, Tensor):
-            return HalfEmbedding(matrix) if half.is_supported(matrix.dtype) else EmbeddingTable(matrix.float())
+            return HalfEmbedding(matrix) if is_supported(matrix.dtype) else EmbeddingTable(matrix.float())
         embedding = matrix.create_cpu_embedding()
         if embedding is not None:
             return embedding

@@ -37,7 +37,7 @@ HAS_INT8_DOT = {16: "avx512vnni", 8: "avxvnni"}.get(LANES) in _FEATURES
 HAS_BYTE_PRODUCTS = {"f16c", "fma", "avx512bw" if LANES == 16 else "avx2"} <= _FEATURES
 """True if the widest registers have products of bytes: one instruction with ``HAS_INT8_DOT``, else two or more."""
 
-HAS_FLOAT16 = "f16c" in _FEATURES or machine() == "aarch64"
+HAS_FLOAT16 = "f16c" in _FEATURES or machine() in ("aarch64", "arm64")
 """True if an instruction widens float16 to float32."""
 
 

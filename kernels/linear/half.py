@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from kernels.cpu.linear import half
 from kernels.cpu.linear.half import PackedHalf
 from kernels.linear.fp32 import WeightProduct
-
-
-def is_supported(dtype: torch.dtype) -> bool:
-    """Return True if this processor multiplies by weights of this dtype without a copy in float32."""
-    return half.is_supported(dtype)
 
 
 class HalfLinear(WeightProduct):

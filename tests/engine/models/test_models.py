@@ -23,7 +23,7 @@ from engine.models.families.read import is_defined, known_fields
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, EngineError, ScoreItem
 from engine.weights.safetensors import Weights
-from kernels.linear.half import is_supported
+from kernels.cpu.linear.half import is_supported
 from tests.closeness import assert_rounded
 from tests.engine.conftest import MODELS, Checkpoints, list_corrections, save_random_model
 from tests.engine.exact import assert_equal_logits, exact_logits, float32_loss, reference

@@ -38,14 +38,15 @@ def test_features_are_those_that_numba_compiles_for(
 _PRODUCTS = """
 import torch
 from kernels.cpu.availability import HAS_BYTE_PRODUCTS, LANES
-from kernels.linear import half
+from kernels.cpu.linear.half import is_supported
+from kernels.linear.half import HalfLinear
 from kernels.linear.fp32 import Linear
 from kernels.linear.int8 import Int8Linear
 x = torch.arange(-64, 64).float().view(2, 64)
 codes = torch.arange(40 * 64).view(40, 64).remainder(256).sub(128).to(torch.int8)
 assert Linear(codes.float())(x).equal(x @ codes.float().T)
-for dtype in filter(half.is_supported, (torch.bfloat16, torch.float16)):
-    assert half.HalfLinear(codes.to(dtype))(x).equal(x @ codes.float().T)
+for dtype in filter(is_supported, (torch.bfloat16, torch.float16)):
+    assert HalfLinear(codes.to(dtype))(x).equal(x @ codes.float().T)
 x[:, 0] = 127
 assert not HAS_BYTE_PRODUCTS or Int8Linear(codes, torch.ones(40))(x).equal(x @ codes.float().T)
 print(LANES)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.cpu.linear.half import is_supported
 from kernels.cpu.linear.packed_weights import ExpertWeights
 from kernels.linear.fp32 import Linear
-from kernels.linear.half import HalfEmbedding, HalfLinear, is_supported
+from kernels.linear.half import HalfEmbedding, HalfLinear
 from tests.seeds import shift
 
 DTYPES = [dtype for dtype in (torch.bfloat16, torch.float16) if is_supported(dtype)]
