@@ -97,7 +97,7 @@ class RandomWeights(Weights):
         self.parameters, self._files = 0, {}
         self._device = device
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def take_floats(self, name: str, *shape: int) -> Tensor:
         """Return a random tensor, scaled so that a product is about as large as its input."""
         self.count(int(np.prod(shape)))
         if len(shape) == 1:

@@ -174,4 +174,4 @@ def _completions(events: str) -> list[dict[str, Any]]:
 def test_an_unknown_case_is_answered_with_the_known_ones() -> None:
     result = CliRunner().invoke(app, ["bench", "service", "--case", "speed"])
     assert result.exit_code == 2
-    assert "submit, bulk, throughput, overhead, load" in " ".join(result.output.replace("│", " ").split())
+    assert "submit, bulk, throughput, workers, overhead, load" in " ".join(result.output.replace("│", " ").split())
