@@ -34,6 +34,8 @@ _ENGINE_TESTS = tuple(
         "quantization/test_gpu",
     )
 )
+PEER_PYTHON = "REASONER_PEER_PYTHON"
+"""Variable that names the interpreter of the searches' peer."""
 DRY_RUN = "dry-run"
 """Folder of what a dry run writes."""
 
@@ -84,16 +86,24 @@ def _cold_start(title: str) -> Command:
     return _module(title, "benchmarks.gpu.cold_start", *arguments, seconds=150, dry=(*arguments, "--tiny"))
 
 
+def _table(title: str, name: str, *arguments: str, seconds: float) -> Command:
+    """Return a command whose module writes a table named as it is."""
+    out = ("--out", f"{{out}}/{name}.md")
+    return _module(title, f"benchmarks.gpu.{name}", *arguments, *out, seconds=seconds, dry=("--tiny", *out))
+
+
 STAGES: dict[str, tuple[Command, ...]] = {
     "correctness": (
         _tests("kernels beside float64", "tests/kernels/triton/interpreted"),
         _tests("engine beside the CPU", "-m", "gpu", *_ENGINE_TESTS),
     ),
     "engine": (
-        _steps("16-bit weights", "1:2048", "16:2048", "64:2048", "64:2048:1024", "64:2048:64"),
-        _steps("4-bit weights", "1:2048", "16:2048", "64:2048", options=("--int4",)),
+        _table("weights of 16, 8 and 4 bits", "rates", seconds=200),
+        _steps("shared prefixes", "64:2048:1024", "64:2048:64"),
         _steps("keys of 8 bits", "256:2048", options=("--kv", "fp8")),
     ),
+    "speculation": (_table("EAGLE-3 beside plain decoding", "speculate", seconds=400),),
+    "search": (_table("best-of-N and trees", "search", seconds=500),),
     "kernels": tuple(map(_kernels, ("attention", "linear", "sampling", "norm", "step"))),
     "recurrent": (
         _kernels("recurrent"),
@@ -111,7 +121,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"one of {', '.join(STAGES)} (all)")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu"), help="folder of the results")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes without a GPU, to try the stages themselves")
+    parser.add_argument("--peer-python", help="an interpreter that can import vLLM, which then runs the searches, too")
     arguments = parser.parse_args(argv)
+    if arguments.peer_python:
+        os.environ[PEER_PYTHON] = arguments.peer_python  # for the stage's own process
     if unknown := set(arguments.stages) - set(STAGES):
         parser.error(f"there is no stage {min(unknown)!r}; there are {', '.join(STAGES)}")
     if not arguments.dry_run and not torch.cuda.is_available():

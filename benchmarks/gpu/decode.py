@@ -1,9 +1,9 @@
 """Time the engine's decoding step on a GPU: the whole step, the GPU's share of it, and its largest kernels.
 
-``python -m benchmarks.gpu.decode [--kv fp8] [--int4] [--hybrid] BATCH:CONTEXT[:SHARED] ...``; an 8B Llama's shapes with
-random weights, or those of a model of that size in which three of four layers have a gated delta rule (Qwen3.5), run by
-the engine's own scheduler, cache, graphs and sampler. With ``--tiny`` it runs anywhere, as a test of itself. The floor
-of a step is the time in which the GPU copies as many bytes as it must read at least.
+``python -m benchmarks.gpu.decode [--kv fp8] [--weights int4] [--hybrid] BATCH:CONTEXT[:SHARED] ...``; an 8B Llama's
+shapes with random weights, or those of a model of that size in which three of four layers have a gated delta rule
+(Qwen3.5), run by the engine's own scheduler, cache, graphs and sampler. With ``--tiny`` it runs anywhere, as a test of
+itself. The floor of a step is the time in which the GPU copies as many bytes as it must read at least.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -43,11 +43,28 @@ from engine.scheduler.sequence import Event, Request
 from engine.weights.formats.registry import MatrixReader
 from kernels.common.int4 import GROUP
 
+
+class Format(NamedTuple):
+    """Weights of the layers' matrices; the table of tokens and the head have 16 bits in each."""
+
+    read: MatrixReader
+    bits: float
+    """Bits of a weight with its scales and zeros."""
+
+
+FORMATS: Mapping[str, Format] = {
+    "bf16": Format(shapes.read_whole, 16),
+    "fp8": Format(shapes.read_fp8, 8),
+    "int4": Format(shapes.read_int4, 4 + 24 / shapes.GROUP),
+}
 Sizes = Mapping[str, Any]
 """Fields of ``config.json``."""
 SIZES: Sizes = shapes.SIZES | {"num_hidden_layers": 32}
 _NEW_TOKENS = 400
+DRAFT_LENGTH = 8
+"""Maximum depth of a draft, the default of the engine."""
 _WARM_STEPS, _STEPS, _PROFILED = 40, 100, 5
+_TINY_STEPS = 4
 _TOP = 14
 """Number of kernels that are listed."""
 
@@ -77,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.decode", description=__doc__)
     parser.add_argument("cases", nargs="+", type=Work.parse, metavar="BATCH:CONTEXT[:SHARED]")
     parser.add_argument("--kv", default="auto", help="dtype of the KV cache")
-    parser.add_argument("--int4", action="store_true", help="4-bit weights")
+    parser.add_argument("--weights", choices=FORMATS, default="bf16", help="type of the layers' weights")
     parser.add_argument("--hybrid", action="store_true", help="most layers have states instead of keys")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, on whatever device there is")
     arguments = parser.parse_args(argv)
@@ -88,14 +105,13 @@ def main(argv: list[str] | None = None) -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_checkpoint(folder, sizes)
-        stack.enter_context(random_weights(shapes.read_int4 if arguments.int4 else shapes.read_whole))
+        stack.enter_context(random_weights(FORMATS[arguments.weights].read))
         if not torch.cuda.is_available():
             stack.enter_context(emulated_gpu())
         for work in arguments.cases:
-            floor = count_bytes(work, sizes, int4=arguments.int4, kv_dtype=arguments.kv) / copy
+            floor = count_bytes(work, sizes, weights=arguments.weights, kv_dtype=arguments.kv) / copy
             print(time_steps(folder, work, arguments.kv, floor, tiny=arguments.tiny), flush=True)
-            gc.collect()  # the engine refers to itself
-            torch.cuda.empty_cache()
+            free_memory()
     return 0
 
 
@@ -145,54 +161,43 @@ def random_weights(read: MatrixReader) -> Iterator[None]:
 @contextmanager
 def emulated_gpu() -> Iterator[None]:
     """Make engines that are created in this context run their GPU code on the CPU."""
-    from tests.engine.gpu import EMULATED_GPU, emulated_forward
+    from tests.engine.gpu import EMULATED_GPU, EmulatedPool, emulated_forward
 
     with (
         patch("engine.runner.forward.GpuForward", emulated_forward),
         patch("engine.core.model_setup.select_device", lambda *_, **__: EMULATED_GPU),
+        patch("engine.speculation.drafters.device_levels.GraphPool", EmulatedPool),
         patch("engine.core.step.warm_up", lambda *_, **__: None),
     ):
         yield
 
 
-def count_bytes(work: Work, sizes: Sizes, *, int4: bool, kv_dtype: str) -> int:
+def count_bytes(work: Work, sizes: Sizes, *, weights: str, kv_dtype: str) -> int:
     """Return the bytes that a step must read at least: all weights once, and each key and value once. Each state is
     read and written."""
     fields = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 65536, "rms_norm_eps": 1e-5, **sizes}
     config = decoder_config(RawConfig(Path(), fields, {}))
     hidden, head_dim, layers = config.hidden_size, config.head_dim, len(config.attention)
     query, key = config.heads * head_dim, 2 * config.kv_heads * head_dim
-    weights = layers * hidden * ((2 if config.delta is None else 3) * query + key)
+    count = layers * hidden * ((2 if config.delta is None else 3) * query + key)
     if config.delta is not None:
         values = config.delta.value_heads * config.delta.value_dim
-        weights += len(config.states) * hidden * (sum(config.delta.projections.values()) + values)
-    weights += config.num_layers * hidden * 3 * config.intermediate
-    bits = 4 + 24 / shapes.GROUP if int4 else 16
+        count += len(config.states) * hidden * (sum(config.delta.projections.values()) + values)
+    count += config.num_layers * hidden * 3 * config.intermediate
     kv_bytes = {"auto": 2, "int4": 0.5 + 2 / GROUP}.get(kv_dtype, 1 + 4 / head_dim)
     tokens = work.prompt_tokens + work.batch * (_WARM_STEPS + _STEPS // 2)
-    return int(weights * bits / 8 + 2 * config.vocab_size * hidden + tokens * layers * key * kv_bytes) + (
-        2 * work.batch * config.state_bytes
-    )
+    matrices = count * FORMATS[weights].bits / 8 + 2 * config.vocab_size * hidden
+    return int(matrices + tokens * layers * key * kv_bytes) + 2 * work.batch * config.state_bytes
 
 
 def time_steps(folder: Path, work: Work, kv_dtype: str, floor: float, *, tiny: bool) -> str:
     """Return a line with the times of a step, and lines with the kernels that take most of it."""
     start = time.perf_counter()
-    kv_tokens = work.prompt_tokens + work.batch * (_NEW_TOKENS + 112) + 4096
-    options = EngineOptions(kv_tokens=kv_tokens, step_tokens=512 if tiny else 8192, kv_dtype=kv_dtype)
-    core = EngineCore("m", folder, options)
-    synchronize()
+    core = create_core(folder, [work], kv_dtype, tiny=tiny)
     loaded = time.perf_counter()
-    submit(core, work)
-    scheduler = core._scheduler
-    while scheduler.num_waiting or any(len(one.tokens) - one.num_computed > 1 for one in scheduler.running):
-        core.step()
-    synchronize()
+    fill(core, work)
     filled = time.perf_counter()
-    for _ in range(_WARM_STEPS):
-        core.step()
-    synchronize()
-    times = sorted(time_step(core) for _ in range(_STEPS))
+    times = time_decoding(core, tiny=tiny)
     median = statistics.median(times)
     name = f"{work.batch} × {work.context}" + (f", {work.shared} of them shared" if work.shared else "")
     line = (
@@ -205,11 +210,56 @@ def time_steps(folder: Path, work: Work, kv_dtype: str, floor: float, *, tiny: b
     kernels = profile_kernels(core)
     busy = sum(ms for ms, _, _ in kernels)
     line += f"; floor {1e3 * floor:.2f} ms, {median / (1e3 * floor):.2f} × it; GPU idle {median - busy:.2f} ms"
-    rows = [f"    {ms:8.3f} ms {count:6.0f} × {name[:100]}" for ms, count, name in kernels[:_TOP]]
-    return "\n".join([line, *rows])
+    return "\n".join([line, *describe_kernels(kernels)])
 
 
-def submit(core: EngineCore, work: Work) -> None:
+def create_core(
+    folder: Path,
+    works: Sequence[Work],
+    kv_dtype: str,
+    *,
+    tiny: bool,
+    draft: str = "off",
+    new_tokens: int = _NEW_TOKENS,
+) -> EngineCore:
+    """Return an engine whose cache holds the largest of the works."""
+    kv_tokens = max(work.prompt_tokens + work.batch * (new_tokens + 112) + 4096 for work in works)
+    options = EngineOptions(
+        kv_tokens=kv_tokens,
+        step_tokens=512 if tiny else 8192,
+        kv_dtype=kv_dtype,
+        draft=draft,
+        draft_length=DRAFT_LENGTH,
+    )
+    core = EngineCore("m", folder, options)
+    synchronize()
+    return core
+
+
+def fill(core: EngineCore, work: Work, new_tokens: int = _NEW_TOKENS) -> None:
+    """Submit sequences and compute their prompts."""
+    submit(core, work, new_tokens)
+    scheduler = core._scheduler
+    while scheduler.num_waiting or any(len(one.tokens) - one.num_computed > 1 for one in scheduler.running):
+        core.step()
+    synchronize()
+
+
+def time_decoding(core: EngineCore, *, tiny: bool) -> list[float]:
+    """Return the milliseconds of some steps after others that warm up, shortest first; of few steps if ``tiny``."""
+    for _ in range(_TINY_STEPS if tiny else _WARM_STEPS):
+        core.step()
+    synchronize()
+    return sorted(time_step(core) for _ in range(_TINY_STEPS if tiny else _STEPS))
+
+
+def free_memory() -> None:
+    """Free the memory of engines that nothing refers to."""
+    gc.collect()  # an engine refers to itself
+    torch.cuda.empty_cache()
+
+
+def submit(core: EngineCore, work: Work, new_tokens: int = _NEW_TOKENS) -> None:
     """Submit requests with random prompts, which end at no token."""
     dice = np.random.default_rng(0)
     shared = dice.integers(0, 256, work.shared).tolist()
@@ -221,7 +271,7 @@ def submit(core: EngineCore, work: Work) -> None:
 
     for index in range(work.batch):
         prompt = (*shared, *dice.integers(0, 256, work.context - work.shared).tolist())
-        branches = (Branch(seed=1, key=index, max_tokens=_NEW_TOKENS),)
+        branches = (Branch(seed=1, key=index, max_tokens=new_tokens),)
         request = GenerateRequest(f"r{index}", "m", prompt, branches, sampling, None, 0, None, None)
         in_flight = Request(request.request_id, fail)
         core.model.add_branches(request, in_flight)
@@ -249,6 +299,11 @@ def profile_kernels(core: EngineCore) -> list[tuple[float, float, str]]:
         ),
         reverse=True,
     )
+
+
+def describe_kernels(kernels: Sequence[tuple[float, float, str]]) -> list[str]:
+    """Return a line for each of the kernels that take most of a step."""
+    return [f"    {ms:8.3f} ms {count:6.0f} × {name[:100]}" for ms, count, name in kernels[:_TOP]]
 
 
 def synchronize() -> None:

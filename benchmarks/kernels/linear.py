@@ -23,6 +23,9 @@ from kernels.quantize import quantize_vectors
 
 SHAPES = ((4096, 6144), (4096, 28672), (14336, 4096))
 """Inputs and outputs: query-key-value, gate and up, down."""
+ROWS = (1, 16, 64, 256)
+_INT4_ROWS = (4, 8)
+"""Further numbers of rows of the format whose products should gain most up to 16."""
 _GROUP = 128
 _FP8 = torch.float8_e4m3fn
 
@@ -30,11 +33,11 @@ _Make = Callable[[Tensor, int, int], tuple[Run, Tensor, float]]
 """Takes activations, inputs and outputs; returns the product, its dequantized weight, and the tolerance."""
 
 
-def cases(rows: tuple[int, ...] = (1, 16, 64, 256), shapes: tuple[tuple[int, int], ...] = SHAPES) -> Iterator[Case]:
-    """Yield all formats at all shapes and numbers of rows."""
+def cases(rows: tuple[int, ...] = ROWS, shapes: tuple[tuple[int, int], ...] = SHAPES) -> Iterator[Case]:
+    """Yield all formats at all shapes and numbers of rows, 4-bit weights at some more of them by default."""
     for name, bits, numbers, make in _FORMATS:
         for into, out in shapes:
-            for count in rows:
+            for count in sorted({*rows, *(_INT4_ROWS if name == "int4" and rows == ROWS else ())}):
                 moved = into * out * bits / 8 + 2 * count * (into + out)
                 yield Case(
                     f"{name}, {into} → {out}, {count} rows",

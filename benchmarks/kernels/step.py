@@ -25,6 +25,7 @@ from engine.models.families.config import DecoderConfig
 from engine.models.families.read import decoder_config
 from engine.models.interface import Batch
 from engine.weights.formats.registry import MatrixReader
+from engine.weights.matrices.float8 import Float8Matrix
 from engine.weights.matrices.grouped import GroupedMatrix
 from engine.weights.matrix import Matrix, dense
 from engine.weights.safetensors import Weights
@@ -121,6 +122,17 @@ def read_int4(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
     codes = torch.randint(0, 16, (rows, columns), device=dice.device, generator=dice, dtype=torch.uint8)
     scales = (torch.rand(rows, columns // GROUP, device=dice.device, generator=dice) + 0.5) * 0.2 * columns**-0.5
     return GroupedMatrix(codes, scales.half().float(), torch.full_like(scales, 8), 4)
+
+
+def read_fp8(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+    """Read float8 with a scale for each output, whose product rounds each row of activations, too."""
+    if name == "lm_head":
+        return read_whole(weights, name, rows, columns)
+    assert isinstance(weights, RandomWeights)
+    dice = weights.dice(name)
+    codes = torch.randn(rows, columns, device=dice.device, generator=dice).mul_(64).to(torch.float8_e4m3fn)
+    scales = (torch.rand(rows, 1, device=dice.device, generator=dice) + 0.5) / 64 * columns**-0.5
+    return Float8Matrix(codes, scales, (1, columns), rounds_activations=True)
 
 
 def _widened(read: MatrixReader) -> MatrixReader:
