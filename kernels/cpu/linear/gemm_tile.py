@@ -155,12 +155,12 @@ def dot(builder: Any, held: Any, unsigned: Any, signed: Any, bits: int = 8) -> A
         return call_intrinsic(builder, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", held.type, held, unsigned, signed)
     words = held.type
     if bits < 8:
-        return builder.add(held, _multiply_pairs(builder, unsigned, signed, 1, words))
+        return builder.add(held, _multiply_pairs(builder, unsigned, signed, 1))
     # Two products of bytes exceed 16 bits unless one factor has 7: the lowest bit is multiplied by itself.
     upper = builder.and_(builder.lshr(unsigned, constant(1, words)), constant(0x7F7F7F7F, words))
     lowest = builder.and_(unsigned, constant(0x01010101, words))
-    held = builder.add(held, _multiply_pairs(builder, upper, signed, 2, words))
-    return builder.add(held, _multiply_pairs(builder, lowest, signed, 1, words))
+    held = builder.add(held, _multiply_pairs(builder, upper, signed, 2))
+    return builder.add(held, _multiply_pairs(builder, lowest, signed, 1))
 
 
 def dot_signed(builder: Any, held: Any, x: Any, weights: Any) -> Any:
@@ -170,19 +170,39 @@ def dot_signed(builder: Any, held: Any, x: Any, weights: Any) -> Any:
     # The sign moves to x, so that two products have 16 bits: at most 2 * 128 * 127.
     is_negative = builder.icmp_signed("<", weights, zero)
     sizes = builder.select(is_negative, builder.sub(zero, weights), weights)
-    return builder.add(
-        held, _multiply_pairs(builder, sizes, builder.select(is_negative, builder.sub(zero, x), x), 1, held.type)
-    )
+    return builder.add(held, _multiply_pairs(builder, sizes, builder.select(is_negative, builder.sub(zero, x), x), 1))
 
 
-def _multiply_pairs(builder: Any, unsigned: Any, signed: Any, factor: int, words: Any) -> Any:
-    """Return ``factor`` times the sum of four products of bytes. The sum of two must fit in 16 bits."""
+def dot_shorts(builder: Any, unsigned: Any, signed: Any) -> Any:
+    """Return sums of two products of bytes, which must fit in 16 bits, without VNNI."""
     pairs, quads = ir.VectorType(ir.IntType(16), 2 * LANES), ir.VectorType(ir.IntType(8), 4 * LANES)
-    is_wide = LANES == 16
-    of_bytes = "llvm.x86.avx512.pmaddubs.w.512" if is_wide else "llvm.x86.avx2.pmadd.ub.sw"
-    of_shorts = "llvm.x86.avx512.pmaddw.d.512" if is_wide else "llvm.x86.avx2.pmadd.wd"
-    sums = call_intrinsic(builder, of_bytes, pairs, builder.bitcast(unsigned, quads), builder.bitcast(signed, quads))
-    return call_intrinsic(builder, of_shorts, words, sums, constant(factor, pairs))
+    name = "llvm.x86.avx512.pmaddubs.w.512" if LANES == 16 else "llvm.x86.avx2.pmadd.ub.sw"
+    return call_intrinsic(builder, name, pairs, builder.bitcast(unsigned, quads), builder.bitcast(signed, quads))
+
+
+def add_shorts(builder: Any, shorts: Any, factor: int = 1) -> Any:
+    """Return ``factor`` times the sum of each two 16-bit numbers, in 32 bits."""
+    name = "llvm.x86.avx512.pmaddw.d.512" if LANES == 16 else "llvm.x86.avx2.pmadd.wd"
+    words = ir.VectorType(ir.IntType(32), LANES)
+    return call_intrinsic(builder, name, words, shorts, constant(factor, shorts.type))
+
+
+def _multiply_pairs(builder: Any, unsigned: Any, signed: Any, factor: int) -> Any:
+    """Return ``factor`` times the sum of four products of bytes. The sum of two must fit in 16 bits."""
+    return add_shorts(builder, dot_shorts(builder, unsigned, signed), factor)
+
+
+def keep_order(builder: Any, address: Any, values: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Return an address and vectors, such that nothing is read there before all of these vectors have been computed.
+
+    LLVM else reads all columns first, which do not fit in the registers and go through memory.
+    """
+    kinds = [address.type, *(value.type for value in values)]
+    constraints = ["=r", *["=x"] * len(values), *map(str, range(len(kinds)))]
+    signature = ir.FunctionType(ir.LiteralStructType(kinds), kinds)
+    kept = builder.asm(signature, "", ",".join(constraints), [address, *values], side_effect=True)
+    address, *values = (builder.extract_value(kept, index) for index in range(len(kinds)))
+    return address, values
 
 
 def fence(builder: Any, value: Any) -> Any:

@@ -23,8 +23,6 @@ _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 """Levels of the formats IQ4."""
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """The numbers of 4-bit floats, doubled; scales are halved instead."""
-TABLE_ZERO = 128
-"""Number that is added to the levels, so that they are unsigned bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class BlockFormat:
     has_nibble_factors: bool = False
     """Each byte of the factors holds a scale's in its lower and a minimum's in its upper half."""
     table: tuple[int, ...] | None = None
-    """Level of each code."""
+    """Level of each code. ``zero`` is added to it, so that it is an unsigned byte."""
     scale_type: Literal["float16", "e8m0", "e4m3"] = "float16"
     """``e8m0``: the exponent of a power of two, of which the scale is half. ``e4m3``: the factors are twice the scales,
     without a sign, and each row has one number more, by which its results are multiplied."""
@@ -77,6 +75,11 @@ class BlockFormat:
     def bits(self) -> int:
         """Bits of a code."""
         return sum(self.planes)
+
+    @property
+    def largest(self) -> int:
+        """The largest unsigned byte that is multiplied."""
+        return (1 << self.bits) - 1 if self.table is None else max(self.table) + self.zero
 
 
 @function
@@ -252,11 +255,11 @@ FORMATS = {
         BlockFormat("Q4_K", 144, (4,), _unpack_q4_k, 256, 0, 2, subtracts_minimum=True, factors=2),
         BlockFormat("Q5_K", 176, (4, 1), _unpack_q5_k, 256, 0, 2, subtracts_minimum=True, factors=2),
         BlockFormat("Q6_K", 210, (4, 2), _unpack_q6_k, 256, 208, zero=32, num_scales=2, factors=2),
-        BlockFormat("IQ4_NL", 18, (4,), _unpack_q4_0, zero=TABLE_ZERO, table=_IQ4),
-        BlockFormat("IQ4_XS", 136, (4,), _unpack_iq4_xs, 256, zero=TABLE_ZERO, factors=1, table=_IQ4),
-        BlockFormat("MXFP4", 17, (4,), _unpack_mxfp4, scale_type="e8m0", zero=TABLE_ZERO, table=_E2M1),
+        BlockFormat("IQ4_NL", 18, (4,), _unpack_q4_0, zero=128, table=_IQ4),
+        BlockFormat("IQ4_XS", 136, (4,), _unpack_iq4_xs, 256, zero=128, factors=1, table=_IQ4),
+        BlockFormat("MXFP4", 17, (4,), _unpack_mxfp4, scale_type="e8m0", zero=12, table=_E2M1),
         BlockFormat(
-            *("NVFP4", 36, (4,), _unpack_nvfp4, 64), scale_type="e4m3", zero=TABLE_ZERO, num_scales=2, factors=2,
+            *("NVFP4", 36, (4,), _unpack_nvfp4, 64), scale_type="e4m3", zero=12, num_scales=2, factors=2,
             table=_E2M1,
         ),
     )

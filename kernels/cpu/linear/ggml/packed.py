@@ -10,7 +10,7 @@ import torch
 from numba import types
 from torch import Tensor
 
-from kernels.cpu.availability import LANES
+from kernels.cpu.availability import HAS_INT8_DOT, LANES
 from kernels.cpu.linear.gemm_tile import WIDE
 from kernels.cpu.linear.ggml.formats import FORMATS, GROUP, BlockFormat
 from kernels.cpu.linear.ggml.panels import SCRATCH_BYTES, create_packer, create_reader, layout_of
@@ -23,8 +23,10 @@ from kernels.cpu.runtime.recorder import empty
 
 _MIN_PARALLEL = 1 << 20
 """With fewer products one thread is done before a second one has started."""
-_TALL = {16: 4, 8: 2}.get(LANES, 1)
-"""Rows of a tile: their integer sums, their results and the scales share the registers."""
+_TALL = {16: 4, 8: 2 if HAS_INT8_DOT else 4}.get(LANES, 1)
+"""Rows of a tile: their integer sums, their results and the scales share the registers. Sums of 16 bits leave time to
+keep the results in memory.
+"""
 _write_codes = codes_writer(0)
 
 
@@ -87,8 +89,11 @@ def product_kernel(name: str) -> Kernel:
 
 
 def _create_row_packer(block_format: BlockFormat) -> Any:
-    """Return a function that writes for each group the units of the rows, the sums of their codes, and the codes."""
-    num_scales = block_format.num_scales
+    """Return a function that writes for each group the units of the rows, the sums of their codes, and the codes.
+
+    The sums are float32 for a format with minimums, otherwise int32 and times the zero, subtracted.
+    """
+    num_scales, zero, has_minimums = block_format.num_scales, block_format.zero, block_format.minimum_at is not None
     width, row_bytes = GROUP // num_scales, group_of_x(num_scales)
 
     @named_function(f"pack_rows_{block_format.name}")
@@ -107,6 +112,9 @@ def _create_row_packer(block_format: BlockFormat) -> Any:
                     total = _write_codes(
                         codes + index * rows * STEP, STEP * rows, part + 4 * width * index, width, factor, prefetched
                     )
-                    row_values[1 + index, row] = np.int32(total).view(np.float32)
+                    if has_minimums:
+                        row_values[1 + index, row] = np.float32(total)
+                    else:
+                        row_values[1 + index, row] = np.int32(-zero * total).view(np.float32)
 
     return pack

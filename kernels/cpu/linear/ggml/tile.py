@@ -12,11 +12,21 @@ from typing import Any
 
 from llvmlite import ir
 
-from kernels.cpu.availability import LANES
-from kernels.cpu.linear.gemm_tile import CACHE_LINE, VECTORS, WIDE, dot, fence, write_tile
-from kernels.cpu.linear.ggml.formats import GROUP, TABLE_ZERO, BlockFormat
+from kernels.cpu.availability import HAS_INT8_DOT, LANES
+from kernels.cpu.linear.gemm_tile import (
+    CACHE_LINE,
+    VECTORS,
+    WIDE,
+    add_shorts,
+    dot,
+    dot_shorts,
+    fence,
+    keep_order,
+    write_tile,
+)
+from kernels.cpu.linear.ggml.formats import GROUP, BlockFormat
 from kernels.cpu.linear.ggml.panels import QUADS, BlockLayout, layout_of, shifts_of
-from kernels.cpu.linear.rounding import STEP
+from kernels.cpu.linear.rounding import LEVELS, STEP
 from kernels.cpu.simd.llvm_ir import (
     FLOAT,
     I32,
@@ -95,14 +105,14 @@ class _Group:
         scales, minimums = self._load_factors(index)
         planes = builder.add(self._block, I64(self._layout.planes_at))
         planes = builder.add(planes, builder.mul(index, I64(self._layout.group)))
-        loaded = self._load_planes(planes, prefetched, prefetch_stride)
+        self._prefetch(prefetched, prefetch_stride)
         codes = builder.add(x, I64(4 * (1 + num_scales) * rows))
         values: list[Any] = [None] * len(totals)
         for part in range(num_scales):
-            sums_of_x = [self._load_of_row(x, 4 * ((1 + part) * rows + row), I32) for row in range(rows)]
-            sums = self._sum_products(part, codes, loaded, sums_of_x)
-            for row, sum_of_x in enumerate(sums_of_x):
-                row_sum = splat_value(builder, builder.sitofp(sum_of_x, FLOAT), _VECTOR) if minimums else None
+            sums_of_x = builder.add(x, I64(4 * (1 + part) * rows))
+            sums = self._sum_products(part, rows, codes, planes, None if minimums else sums_of_x)
+            for row in range(rows):
+                row_sum = self._load_splat(sums_of_x, 4 * row, FLOAT) if minimums else None
                 for v in range(VECTORS):
                     at = row * VECTORS + v
                     product = builder.sitofp(sums[at], _VECTOR)
@@ -114,53 +124,50 @@ class _Group:
                         values[at] = fused_multiply_add(builder, row_sum, minimums[part][v], values[at])
         results = []
         for row in range(rows):
-            unit = splat_value(builder, self._load_of_row(x, 4 * row, FLOAT), _VECTOR)
+            unit = self._load_splat(x, 4 * row, FLOAT)
             for v in range(VECTORS):
                 at = row * VECTORS + v
                 results.append(fused_multiply_add(builder, values[at], unit, totals[at]))
         return results
 
-    def _sum_products(self, part: int, codes: Any, loaded: Any, sums_of_x: Any) -> list[Any]:
-        """Generate the integer sums ``[rows, VECTORS]`` of the columns that share a scale."""
-        builder, rows = self._builder, len(sums_of_x)
-        sums: list[Any] = []
-        for sum_of_x in sums_of_x:
-            # The zero is subtracted from each code.
-            initial = splat_value(builder, builder.mul(sum_of_x, I32(-self._format.zero)), _WORDS)
-            sums += [initial] * VECTORS
+    def _sum_products(self, part: int, rows: int, codes: Any, planes: Any, zeros: Any) -> list[Any]:
+        """Generate the integer sums ``[rows, VECTORS]`` of the columns that share a scale.
+
+        ``zeros``: the address of what is added for the zero that is subtracted from each code; ``None`` for nothing.
+        """
+        builder, multiply = self._builder, _choose_products(self._format)
+        sums = [_WORDS(None)] * (rows * VECTORS)
+        if zeros is not None and multiply is not _SignedProducts:
+            sums = [self._load_splat(zeros, 4 * row, I32) for row in range(rows) for _ in range(VECTORS)]
         quads = QUADS // self._format.num_scales
-        bits = self._format.bits if self._format.table is None else 8
+        products = [multiply(builder, total, self._format) for total in sums]
+        keeps_order = rows > 1 and multiply is not _Dots
         for quad in range(part * quads, (part + 1) * quads):
-            weights = [self._codes_of(loaded, quad, v) for v in range(VECTORS)]
+            if keeps_order and quad % quads:
+                planes, held = keep_order(builder, planes, [each.held for each in products])
+                for each, value in zip(products, held, strict=True):
+                    each.held = value
+            weights = [self._read_codes(planes, quad, v) for v in range(VECTORS)]
             for row in range(rows):
                 offset = 4 * quad % STEP + STEP * (row + rows * (4 * quad // STEP))
-                value = splat_value(builder, self._load_of_row(codes, offset, I32), _WORDS)
+                value = self._load_splat(codes, offset, I32)
                 for v in range(VECTORS):
-                    at = row * VECTORS + v
-                    sums[at] = dot(self._builder, sums[at], weights[v], value, bits)
-        return sums
+                    products[row * VECTORS + v].add(weights[v], value)
+        return [each.finish() for each in products]
 
-    def _load_planes(self, start: Any, prefetched: Any, prefetch_stride: Any) -> list[list[list[Any]]]:
-        """Return the loaded vectors ``[plane][load][VECTORS]``, and prefetch as many bytes."""
-        builder, offset, loaded = self._builder, 0, []
-        for bits in self._format.planes:
-            loads = []
-            for _ in range(bits):
-                pointers = [pointer_at(builder, start, offset + 4 * v * LANES, _WORDS) for v in range(VECTORS)]
-                loads.append([builder.load(pointer, align=4) for pointer in pointers])
-                offset += 4 * WIDE
-            loaded.append(loads)
+    def _prefetch(self, prefetched: Any, prefetch_stride: Any) -> None:
+        """Prefetch as many bytes as the planes of a group have."""
         for _ in range(0, self._layout.group, CACHE_LINE):
-            prefetch_line(builder, prefetched, level=2)
-            prefetched = builder.add(prefetched, prefetch_stride)
-        return loaded
+            prefetch_line(self._builder, prefetched, level=2)
+            prefetched = self._builder.add(prefetched, prefetch_stride)
 
-    def _codes_of(self, loaded: Any, quad: int, v: int) -> Any:
-        """Return the codes of four columns of each output."""
-        builder, result = self._builder, None
-        for bits, shift, loads in zip(self._format.planes, shifts_of(self._format.planes), loaded, strict=True):
+    def _read_codes(self, planes: Any, quad: int, v: int) -> Any:
+        """Return the codes of four columns of each output. ``planes``: their address."""
+        builder, result, offset = self._builder, None, 4 * v * LANES
+        for bits, shift in zip(self._format.planes, shifts_of(self._format.planes), strict=True):
             load, index = divmod(quad, 8 // bits)
-            value = loads[load][v]
+            value = builder.load(pointer_at(builder, planes, offset + 4 * WIDE * load, _WORDS), align=4)
+            offset += 4 * WIDE * bits
             distance = shift - bits * index
             if distance:
                 move = builder.shl if distance > 0 else builder.lshr
@@ -171,9 +178,9 @@ class _Group:
         return result if self._format.table is None else self._look_up(result, self._format.table)
 
     def _look_up(self, codes: Any, table: Sequence[int]) -> Any:
-        """Return the levels of codes, with ``TABLE_ZERO`` added."""
+        """Return the levels of codes, with the zero added."""
         builder, bytes_type = self._builder, ir.VectorType(_I8, 4 * LANES)
-        levels = ir.Constant(bytes_type, [level + TABLE_ZERO for level in table] * (LANES // 4))
+        levels = ir.Constant(bytes_type, [level + self._format.zero for level in table] * (LANES // 4))
         name = "llvm.x86.avx512.pshuf.b.512" if LANES == 16 else "llvm.x86.avx2.pshuf.b"
         looked_up = call_intrinsic(builder, name, bytes_type, levels, builder.bitcast(codes, bytes_type))
         return builder.bitcast(looked_up, _WORDS)
@@ -242,5 +249,76 @@ class _Group:
         pointers = (pointer_at(builder, self._block, offset + 2 * v * LANES, kind) for v in range(VECTORS))
         return [builder.fpext(builder.load(pointer, align=2), _VECTOR) for pointer in pointers]
 
-    def _load_of_row(self, start: Any, offset: int, kind: Any) -> Any:
-        return self._builder.load(pointer_at(self._builder, start, offset, kind), align=4)
+    def _load_splat(self, start: Any, offset: int, kind: Any) -> Any:
+        """Return a number in all lanes."""
+        value = self._builder.load(pointer_at(self._builder, start, offset, kind), align=4)
+        return splat_value(self._builder, value, ir.VectorType(kind, LANES))
+
+
+class _Dots:
+    """Sums of products of bytes, four of which one instruction adds to 32 bits."""
+
+    def __init__(self, builder: Any, initial: Any, block_format: BlockFormat) -> None:
+        self._builder, self._largest = builder, block_format.largest
+        self.held = initial
+        """The sums, or what has to be added to them."""
+
+    def add(self, weights: Any, x: Any) -> None:
+        """Generate the sum with four products: of unsigned weights and signed ``x``."""
+        self.held = dot(self._builder, self.held, weights, x, self._largest.bit_length())
+
+    def finish(self) -> Any:
+        """Return the sums in 32 bits."""
+        return self.held
+
+
+class _ShortProducts(_Dots):
+    """Sums of products of bytes that are added in 16 bits as long as they fit, without VNNI."""
+
+    def __init__(self, builder: Any, initial: Any, block_format: BlockFormat) -> None:
+        super().__init__(builder, initial, block_format)
+        self._sums, self._count = initial, 0
+
+    def add(self, weights: Any, x: Any) -> None:
+        """Generate the sum with four products: of unsigned weights and signed ``x``."""
+        shorts = dot_shorts(self._builder, weights, x)
+        self.held = self._builder.add(self.held, shorts) if self._count else shorts
+        self._count += 1
+        if self._count == _count_short_sums(self._largest):
+            self.held = self._sums = self.finish()
+            self._count = 0
+
+    def finish(self) -> Any:
+        """Return the sums in 32 bits."""
+        if self._count == 0:
+            return self.held
+        return self._builder.add(self._sums, add_shorts(self._builder, self.held))
+
+
+class _SignedProducts(_Dots):
+    """Sums of products of signed bytes, without VNNI: the sign of the weights moves to ``x``.
+
+    Two products of 7 bits and a sign fit in 16 bits, which those of an unsigned byte do not.
+    """
+
+    def add(self, weights: Any, x: Any) -> None:
+        """Generate the sum with four products: of weights with 128 added and signed ``x``, no byte of which is -128."""
+        builder, quads = self._builder, ir.VectorType(_I8, 4 * LANES)
+        signed = builder.bitcast(builder.xor(weights, constant(-0x7F7F7F80, _WORDS)), quads)
+        sizes = call_intrinsic(builder, f"llvm.abs.v{4 * LANES}i8", quads, signed, ir.Constant(ir.IntType(1), 0))
+        value = call_intrinsic(builder, "llvm.x86.avx2.psign.b", quads, builder.bitcast(x, quads), signed)
+        self.held = builder.add(self.held, add_shorts(builder, dot_shorts(builder, sizes, value)))
+
+
+def _choose_products(block_format: BlockFormat) -> type[_Dots]:
+    """Return the instructions that this processor has for a format."""
+    if HAS_INT8_DOT:
+        return _Dots
+    if _count_short_sums(block_format.largest):
+        return _ShortProducts
+    return _SignedProducts if LANES == 8 and block_format.zero == 128 else _Dots
+
+
+def _count_short_sums(largest: int) -> int:
+    """Return how many sums of two products with an unsigned byte can be added in 16 bits."""
+    return 32767 // (2 * largest * LEVELS)
