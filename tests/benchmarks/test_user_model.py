@@ -24,7 +24,7 @@ from tests.engine.gguf.files import write_gguf
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
-    sizes = {"vocab_size": VOCAB.stop, "max_position_embeddings": 1024, "hidden_size": 96, "intermediate_size": 64}
+    sizes = {"vocab_size": VOCAB.stop, "max_position_embeddings": 2048, "hidden_size": 96, "intermediate_size": 64}
     save_random_model("LlamaForCausalLM", sizes | {"tie_word_embeddings": False}, folder)
     write_gguf(folder, folder / "model.gguf", "llama", GGMLQuantizationType.Q8_0)
     return folder / "model.gguf"
@@ -42,7 +42,7 @@ def test_a_token_needs_the_experts_that_are_used(tmp_path: Path) -> None:
         "vocab_size": VOCAB.stop,
         "num_local_experts": 4,
         "num_experts_per_tok": 1,
-        "max_position_embeddings": 1024,
+        "max_position_embeddings": 2048,
     }
     save_random_model("MixtralForCausalLM", options | {"tie_word_embeddings": True}, tmp_path / "checkpoint")
     file = tmp_path / "model.gguf"

@@ -47,6 +47,7 @@ class Notebook:
         ("W2", sum(range(16, 257, 16)), [(64, 1, length) for length in range(16, 257, 16)]),
         ("W3", 8 * 8 * 32, [(512, 8, 32)]),
         ("W4", 128, [(32, 1, 128)]),
+        ("prompt", 2000, [(2000, 1, 1)]),
     ],
 )
 def test_a_workload_requests_the_tokens_of_its_definition(
