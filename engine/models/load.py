@@ -137,7 +137,7 @@ def _tell_layout(folder: Path, formats: list[str], device_config: DeviceConfig) 
             _log.warning("%s: compiling kernels for blocks of %s; once, some seconds each", folder, ", ".join(new))
         return
     else:
-        widened, reason = formats, "this processor lacks the instructions for blocks (AVX2)"
+        widened, reason = formats, "this processor lacks the instructions for blocks (AVX2, or ARM's dot products)"
     if widened:
         dtype = str(device_config.dtype).removeprefix("torch.")
         _log.warning("%s: blocks of %s are dequantised to %s; %s", folder, ", ".join(widened), dtype, reason)

@@ -13,7 +13,7 @@ from kernels.linear.fp32 import WeightProduct
 
 
 def is_supported() -> bool:
-    """Return True if this processor has the instructions: AVX2 with FMA and F16C, or AVX-512."""
+    """Return True if this processor has the instructions: AVX2 with FMA and F16C, AVX-512, or ARM's dot products."""
     return availability.HAS_BYTE_PRODUCTS
 
 

@@ -21,9 +21,10 @@ _TORCH_OUTPUTS = 16
 class Int4Linear(WeightProduct):
     """``x @ ((codes - zeros) * scales).T + bias``, an eighth of ``Linear``'s bytes.
 
-    On a processor with AVX2 each group of each row of ``x`` is rounded to ``max|group| / 127 * {-127 … 127}``, and the
-    sums within a group are exact integers. On others ``x`` is rounded to bfloat16, which is faster than ``Linear`` for
-    up to 16 rows. Either way each row of the result is, bit for bit, independent of the other rows.
+    On a processor with AVX2 or ARM's dot products each group of each row of ``x`` is rounded to ``max|group| / 127 *
+    {-127 … 127}``, and the sums within a group are exact integers. On others ``x`` is rounded to bfloat16, which is
+    faster than ``Linear`` for up to 16 rows. Either way each row of the result is, bit for bit, independent of the
+    other rows.
     """
 
     def __init__(

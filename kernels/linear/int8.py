@@ -26,7 +26,7 @@ class Int8Linear(WeightProduct):
         if not is_supported(codes.shape[1]):
             raise ValueError(
                 f"int8 products of {codes.shape[1]} columns are not supported on this machine; at most "
-                f"{_MAX_COLUMNS} are, if it has AVX2"
+                f"{_MAX_COLUMNS} are, if it has AVX2 or ARM's dot products"
             )
         super().__init__(PackedInt8(codes, scales).product, codes.numel(), bias, is_kernel=True)
 

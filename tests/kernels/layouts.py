@@ -11,7 +11,7 @@ from kernels.cpu import availability
 def require_byte_products() -> None:
     """Skip the test if the integer kernels cannot run."""
     if not availability.HAS_BYTE_PRODUCTS:
-        pytest.skip("needs a processor with AVX2")
+        pytest.skip("needs a processor with AVX2 or ARM's dot products")
 
 
 def random_int8(out: int, into: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.cpu.availability import HAS_INT8_DOT, LANES
+from kernels.cpu.availability import HAS_INT8_DOT, HAS_SIGNED_DOT, LANES
 from kernels.cpu.simd.llvm_ir import (
     I64,
     call_intrinsic,
@@ -150,7 +150,13 @@ def _tile_address(builder: Any, index: int, start: Any, stride: Any) -> Any:
 
 
 def dot(builder: Any, held: Any, unsigned: Any, signed: Any, bits: int = 8) -> Any:
-    """Add four products of bytes to each 32-bit sum. ``bits``: the most of an unsigned byte."""
+    """Add four products of bytes to each 32-bit sum.
+
+    ``bits``: the most of an unsigned byte. With ``HAS_SIGNED_DOT`` they are fewer than 8, since then signed bytes can
+    take its place: ``dot_signed``.
+    """
+    if HAS_SIGNED_DOT:
+        return dot_signed(builder, held, signed, unsigned)
     if HAS_INT8_DOT:
         return call_intrinsic(builder, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", held.type, held, unsigned, signed)
     words = held.type
@@ -167,6 +173,8 @@ def dot_signed(builder: Any, held: Any, x: Any, weights: Any) -> Any:
     """Add four products of signed bytes, without VNNI, to each 32-bit sum. No byte of ``x`` is -128."""
     quads = ir.VectorType(ir.IntType(8), 4 * LANES)
     zero, x, weights = quads(None), builder.bitcast(x, quads), builder.bitcast(weights, quads)
+    if HAS_SIGNED_DOT:
+        return call_intrinsic(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", held.type, held, x, weights)
     # The sign moves to x, so that two products have 16 bits: at most 2 * 128 * 127.
     is_negative = builder.icmp_signed("<", weights, zero)
     sizes = builder.select(is_negative, builder.sub(zero, weights), weights)

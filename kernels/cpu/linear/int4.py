@@ -18,7 +18,7 @@ from numba import types
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.cpu.availability import LANES
+from kernels.cpu.availability import HAS_SIGNED_DOT, LANES
 from kernels.cpu.linear.gemm_tile import CACHE_LINE, VECTORS, WIDE, dot, fence, sum_tile, write_tile
 from kernels.cpu.linear.packed_weights import PackedWeights, product_body
 from kernels.cpu.linear.rounding import LEVELS, PREFETCH_PER_STEP, STEP, codes_writer, largest
@@ -38,9 +38,10 @@ from kernels.cpu.simd.llvm_ir import (
 
 _MIN_PARALLEL = 1 << 20
 """With fewer products one thread is done before a second one has started."""
-_TALL = {16: 8, 8: 4}.get(LANES, 1)
+_TALL = {16: 8, 8: 4, 4: 4}[LANES]
 """Rows of a tile: their integer sums and results and the weights, packed and unpacked, share the registers. With 32
-registers, more rows gain more than is lost when results wait in memory at the end of a group."""
+registers, more rows gain more than is lost when results wait in memory at the end of a group (ARM has as many: by the
+number of instructions)."""
 _write_codes = codes_writer(0)
 
 
@@ -163,6 +164,8 @@ def _add_group(builder: Any, totals: Any, from_x: Any, from_panel: Any, steps: A
 
 def _multiply_low_halves(builder: Any, zero: Any, total: Any) -> Any:
     """Multiply the lower halves of two vectors of words; the upper halves of ``zero`` are 0."""
+    if HAS_SIGNED_DOT:
+        return builder.mul(zero, total)  # the same number: a sum of codes is at most 127 * 256
     name = "llvm.x86.avx512.pmaddw.d.512" if LANES == 16 else "llvm.x86.avx2.pmadd.wd"
     zero_halves, total_halves = (builder.bitcast(words, ir.VectorType(_I16, 2 * LANES)) for words in (zero, total))
     return call_intrinsic(builder, name, _SUMS, zero_halves, total_halves)

@@ -28,11 +28,13 @@ from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from kernels.cpu.availability import complete_features
 from kernels.cpu.runtime.compile_cache import find_cache
 from kernels.cpu.runtime.recorder import Launch, active
 
 _CACHE = find_cache()
 numba.config.CACHE_DIR = str(_CACHE or "")
+numba.config.CPU_FEATURES = complete_features()
 
 _FAST_MATH = {"contract", "nsz", "reassoc"}
 """LLVM may fuse multiplications and additions, and reorder sums, in a way that depends on a loop's length alone."""

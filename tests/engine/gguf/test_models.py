@@ -420,7 +420,7 @@ def test_a_gpu_says_once_which_blocks_it_dequantises(tmp_path: Path, caplog: pyt
     assert load_and_read_log(open_gguf_folder(file), caplog, EMULATED_GPU) == []
 
 
-@pytest.mark.skipif(not blocks.is_supported(), reason="needs AVX2")
+@pytest.mark.skipif(not blocks.is_supported(), reason="needs AVX2 or ARM's dot products")
 def test_kernels_that_are_not_in_the_compile_cache_are_announced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,7 @@ def test_a_replayed_step_of_a_quantized_model_gives_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not availability.HAS_BYTE_PRODUCTS:
-        pytest.skip("needs a processor with AVX2")
+        pytest.skip("needs a processor with AVX2 or ARM's dot products")
     quantize(checkpoints("qwen3"), tmp_path / "quantized", create_options("rtn", bits, size, None), lambda *_: None)
     assert_repeated(tmp_path / "quantized", threads, monkeypatch)
 

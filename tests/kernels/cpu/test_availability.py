@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from numba import config
@@ -33,6 +35,27 @@ def test_features_are_those_that_numba_compiles_for(
     monkeypatch.setattr(config, "CPU_NAME", name)
     monkeypatch.setattr(config, "CPU_FEATURES", features)
     assert availability.target_features() == known
+
+
+@pytest.mark.parametrize(
+    ("features", "hwcap", "completed"),
+    [
+        (None, 1 << 20 | 1, "+neon,-sve,+dotprod"),
+        (None, 1, None),
+        ("+neon", 1 << 20, "+neon"),
+    ],
+)
+def test_products_of_bytes_of_arm_are_what_linux_says(
+    features: str | None, hwcap: int, completed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(availability, "machine", lambda: "aarch64")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(getauxval={16: hwcap}.__getitem__))
+    monkeypatch.setattr(availability, "get_host_cpu_features", lambda: "+neon,-sve")
+    monkeypatch.setattr(config, "CPU_NAME", None)
+    monkeypatch.setattr(config, "CPU_FEATURES", features)
+    assert availability.complete_features() == completed
+    assert ("dotprod" in availability.target_features()) == bool(completed and "dotprod" in completed)
 
 
 _PRODUCTS = """

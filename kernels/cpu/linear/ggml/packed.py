@@ -23,9 +23,9 @@ from kernels.cpu.runtime.recorder import empty
 
 _MIN_PARALLEL = 1 << 20
 """With fewer products one thread is done before a second one has started."""
-_TALL = {16: 4, 8: 2 if HAS_INT8_DOT else 4}.get(LANES, 1)
+_TALL = 2 if LANES == 8 and HAS_INT8_DOT else 4
 """Rows of a tile: their integer sums, their results and the scales share the registers. Sums of 16 bits leave time to
-keep the results in memory.
+keep the results in memory. On ARM four rows take the fewest instructions per row.
 """
 _write_codes = codes_writer(0)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from kernels.cpu.availability import HAS_INT8_DOT, LANES
+from kernels.cpu.availability import HAS_INT8_DOT, HAS_SIGNED_DOT, LANES
 from kernels.cpu.linear.gemm_tile import (
     CACHE_LINE,
     VECTORS,
@@ -20,6 +20,7 @@ from kernels.cpu.linear.gemm_tile import (
     add_shorts,
     dot,
     dot_shorts,
+    dot_signed,
     fence,
     keep_order,
     write_tile,
@@ -141,7 +142,7 @@ class _Group:
             sums = [self._load_splat(zeros, 4 * row, I32) for row in range(rows) for _ in range(VECTORS)]
         quads = QUADS // self._format.num_scales
         products = [multiply(builder, total, self._format) for total in sums]
-        keeps_order = rows > 1 and multiply is not _Dots
+        keeps_order = rows > 1 and multiply is not _Dots and not HAS_SIGNED_DOT
         for quad in range(part * quads, (part + 1) * quads):
             if keeps_order and quad % quads:
                 planes, held = keep_order(builder, planes, [each.held for each in products])
@@ -182,6 +183,8 @@ class _Group:
         builder, bytes_type = self._builder, ir.VectorType(_I8, 4 * LANES)
         levels = ir.Constant(bytes_type, [level + self._format.zero for level in table] * (LANES // 4))
         name = "llvm.x86.avx512.pshuf.b.512" if LANES == 16 else "llvm.x86.avx2.pshuf.b"
+        if HAS_SIGNED_DOT:
+            name = "llvm.aarch64.neon.tbl1.v16i8"
         looked_up = call_intrinsic(builder, name, bytes_type, levels, builder.bitcast(codes, bytes_type))
         return builder.bitcast(looked_up, _WORDS)
 
@@ -296,7 +299,7 @@ class _ShortProducts(_Dots):
 
 
 class _SignedProducts(_Dots):
-    """Sums of products of signed bytes, without VNNI: the sign of the weights moves to ``x``.
+    """Sums of products of signed bytes, without VNNI: ARM has them, on AVX2 the sign of the weights moves to ``x``.
 
     Two products of 7 bits and a sign fit in 16 bits, which those of an unsigned byte do not.
     """
@@ -305,6 +308,9 @@ class _SignedProducts(_Dots):
         """Generate the sum with four products: of weights with 128 added and signed ``x``, no byte of which is -128."""
         builder, quads = self._builder, ir.VectorType(_I8, 4 * LANES)
         signed = builder.bitcast(builder.xor(weights, constant(-0x7F7F7F80, _WORDS)), quads)
+        if HAS_SIGNED_DOT:
+            self.held = dot_signed(builder, self.held, x, signed)
+            return
         sizes = call_intrinsic(builder, f"llvm.abs.v{4 * LANES}i8", quads, signed, ir.Constant(ir.IntType(1), 0))
         value = call_intrinsic(builder, "llvm.x86.avx2.psign.b", quads, builder.bitcast(x, quads), signed)
         self.held = builder.add(self.held, add_shorts(builder, dot_shorts(builder, sizes, value)))
@@ -314,6 +320,8 @@ def _choose_products(block_format: BlockFormat) -> type[_Dots]:
     """Return the instructions that this processor has for a format."""
     if HAS_INT8_DOT:
         return _Dots
+    if HAS_SIGNED_DOT:
+        return _SignedProducts if block_format.zero == 128 else _Dots
     if _count_short_sums(block_format.largest):
         return _ShortProducts
     return _SignedProducts if LANES == 8 and block_format.zero == 128 else _Dots
