@@ -78,7 +78,7 @@ class Systems:
 
     def leave_out(self, name: str, stage: str, reason: str) -> None:
         """End a peer's worker, and say why."""
-        leave_out(LeftOut(name, stage, _shorten(reason)), self.left_out, self.say)
+        leave_out(LeftOut(name, stage, shorten_reason(reason)), self.left_out, self.say)
         worker = self.workers.pop(name, None)
         if worker is not None:
             worker.close()
@@ -90,7 +90,7 @@ def leave_out(peer: LeftOut, left_out: list[LeftOut], say: Callable[[str], None]
     say(peer.describe())
 
 
-def _shorten(reason: str) -> str:
+def shorten_reason(reason: str) -> str:
     """Return one printable line: of several, the first, which names the system, and the last, which libraries end with
     the cause.
     """
