@@ -32,9 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="interpreter of an environment with vLLM for CPUs")
     parser.add_argument("--llama-server", type=Path, metavar="PATH", help="llama.cpp's program, llama-server")
     parser.add_argument("--streams", default="1,2,4,8,16,32", help="requests at once (%(default)s)")
-    parser.add_argument("--seconds", type=int, default=12, help="of each server at each load (%(default)s)")
-    parser.add_argument("--first-ms", type=float, default=1000, help="limit of the first token (%(default)g)")
-    parser.add_argument("--token-ms", type=float, default=50, help="limit of the others, on average (%(default)g)")
+    parser.add_argument("--seconds", type=int, default=10, help="of each server at each load (%(default)s)")
+    parser.add_argument("--first-ms", type=float, default=2000, help="limit of the first token (%(default)g)")
+    parser.add_argument("--token-ms", type=float, default=100, help="limit of the others, on average (%(default)g)")
     asked = parser.parse_args(argv)
     streams = [int(count) for count in asked.streams.split(",")]
     cores, tool_cores = split_cores(os.sched_getaffinity(0))

@@ -54,20 +54,20 @@ def markdown(told: dict[str, Any]) -> str:
         "",
         f"{settings['model']} random float32 weights. {forms}. Every request has a prompt of its own of "
         f"{settings['input_tokens']} tokens and gets {settings['output_tokens']}, at temperature 1 without filters, "
-        f"end of sequence ignored, as a stream. As many requests as streams run at once for {settings['seconds']} s, "
-        "from a common start; servers take turns at each load, and idle otherwise. All figures are AIPerf's. A good "
-        f"request has its first token after {limits['first_ms']:g} ms at most, and then one in "
-        f"{limits['token_ms']:g} ms on average.",
+        "end of sequence ignored, as a stream over a connection of its own. As many requests as streams run at once "
+        f"for {settings['seconds']} s, from a common start; servers take turns at each load, and idle otherwise. All "
+        f"figures are AIPerf's. A good request has its first token after {limits['first_ms']:g} ms at most, and then "
+        f"one in {limits['token_ms']:g} ms on average.",
         "",
-        "| streams | server | requests | first token, p50 ms | p99 ms | token, p50 ms | p99 ms | tokens/s | good/s "
-        "| good |",
-        "|---:|---|" + "---:|" * 8,
+        "| streams | server | requests | failed | first token, p50 ms | p99 ms | token, p50 ms | p99 ms | tokens/s "
+        "| good/s | good |",
+        "|---:|---|" + "---:|" * 9,
     ]
     for row in told["levels"]:
         level = Level(**row)
         times = (level.first_p50, level.first_p99, level.token_p50, level.token_p99)
         lines.append(
-            f"| {level.streams} | {level.server} | {level.requests} | "
+            f"| {level.streams} | {level.server} | {level.requests} | {level.failed} | "
             + " | ".join(f"{value:.0f}" if value >= 100 else f"{value:.1f}" for value in times)
             + f" | {level.tokens_per_second:.0f} | {level.goodput:.2f} | {100 * level.good_share:.0f} % |"
         )
