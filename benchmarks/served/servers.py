@@ -58,7 +58,7 @@ class Server:
                 process = spawn(
                     [word.replace("{port}", port) for word in self.command],
                     log=log,
-                    env=os.environ | {"OMP_NUM_THREADS": str(len(cores))} | self.environment,
+                    env={**os.environ, "OMP_NUM_THREADS": str(len(cores)), **self.environment},
                     death_signal=signal.SIGTERM,
                 )
         except OSError as error:

@@ -18,7 +18,7 @@ from benchmarks.served.aiperf import EXPORT, SAMPLING, Level, Limits, Tool, read
 from benchmarks.served.servers import LLAMA, MODEL, VLLM, Server, list_servers, place, split_cores, write_greedily
 
 RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("aiperf_export.json").read_text())
-"""What AIPerf 0.13 exported of four streams, without the figures that nobody reads."""
+"""Export of AIPerf 0.13 about four streams, without the figures that nobody reads."""
 
 SERVER = """
 import json, sys
