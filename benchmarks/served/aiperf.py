@@ -85,6 +85,16 @@ class Tool:
             raise BenchError(f"AIPerf failed at {streams} streams of {server}:\n{output[-2000:]}")
         return read_export(json.loads((folder / EXPORT).read_text()), server, streams)
 
+    def find_version(self) -> str:
+        """Return the tool's version. Raises ``BenchError`` if it does not run."""
+        try:
+            asked = [str(self.program), "--version"]
+            return subprocess.run(
+                asked, capture_output=True, text=True, timeout=_MORE_SECONDS, check=True
+            ).stdout.strip()
+        except (OSError, subprocess.SubprocessError) as error:
+            raise BenchError(f"AIPerf cannot be started: {error}") from error
+
     def _options(self, url: str, streams: int, folder: Path) -> list[str]:
         values = {
             "model": MODEL,

@@ -39,6 +39,7 @@ def measure(plan: ServedPlan, folder: Path, say: Callable[[str], None]) -> Serve
     ``BenchError`` if our server fails.
     """
     with _Run(plan, folder, say) as run:
+        run.served.versions["aiperf"] = plan.tool.find_version()
         for server in plan.servers:
             with run.allow_failure(server, "start"):
                 run.start(server)

@@ -52,6 +52,8 @@ TOOL = """#!PYTHON
 import json, os, sys, urllib.request
 from pathlib import Path
 
+if sys.argv[1:] == ["--version"]:
+    sys.exit(print("0.13.0"))
 assert sys.argv[1] == "profile"
 given = dict(zip(sys.argv[2::2], sys.argv[3::2]))
 streams = int(given["--concurrency"])
@@ -133,6 +135,7 @@ def test_servers_are_measured_at_each_load(tool: Path, tmp_path: Path, monkeypat
     table = (tmp_path / "out" / "table.md").read_text()
     assert "| 2 | vllm | 8 | 0 | 2643 | 2000 | 56.1 | 84.7 | 45 | 1.00 | 0 % |" in table
     assert "--vllm PYTHON --llama-server PATH" in table
+    assert "aiperf 0.13.0, llama-server 1.0, ours 1.0, vllm 1.0." in table
     assert not any(place in table + json.dumps(told) for place in ("127.0.0.1", "/somewhere", str(tmp_path)))
     assert (tmp_path / "out" / "chart.png").read_bytes().startswith(b"\x89PNG")
 
