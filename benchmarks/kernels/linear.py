@@ -17,7 +17,7 @@ from benchmarks.kernels.measure import Case, Run, Runs
 from kernels.linear import nf4, weight_only_int4
 from kernels.linear.fp8 import BLOCK, fp8_linear
 from kernels.linear.nf4 import Nf4, nf4_linear
-from kernels.linear.weight_only_int4 import Int4, int4_linear
+from kernels.linear.weight_only_int4 import int4_linear, pack_int4
 from kernels.linear.weight_only_int8 import int8_linear, int8_weight_linear
 from kernels.quantize import quantize_vectors
 
@@ -56,10 +56,10 @@ def _runs(device: torch.device, make: _Make, into: int, out: int, rows: int) -> 
 
 
 def _int4(x: Tensor, into: int, out: int) -> tuple[Run, Tensor, float]:
-    packed = torch.randint(-(1 << 31), 1 << 31, (into // 8, out), device=x.device, dtype=torch.int32)
+    codes = torch.randint(0, 16, (out, into), device=x.device, dtype=torch.uint8)
     scales = torch.rand(into // _GROUP, out, device=x.device, dtype=torch.float16)
     zeros = torch.randint(1, 16, scales.shape, device=x.device, dtype=torch.uint8)
-    weight = Int4(packed, scales, zeros, None)
+    weight = pack_int4(codes, scales, zeros)
     return lambda: int4_linear(x, weight), weight_only_int4.dequantize(weight), 0.02
 
 

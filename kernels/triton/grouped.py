@@ -48,7 +48,7 @@ def _grouped(
         k = step * K + tl.arange(0, K)
         x = tl.load(x_rows + k[:, None], mask=is_row[None, :], other=0.0)
         scale = tl.load(SCALES + (step * K // group) * out + n, mask=is_output, other=0.0).to(tl.float32)
-        weight = load_weight(W, SCALES, CODES, n, is_output, step, group, out, into // 2, dtype, 2, N, K)
+        weight = load_weight(W, CODES, n, is_output, step, into // 2, dtype, 2, N, K)
         total += tl.dot(weight, x, input_precision="ieee") * scale[:, None]
     if HAS_BIAS:
         total += tl.load(BIAS + expert.to(tl.int64) * out + n, mask=is_output, other=0.0).to(tl.float32)[:, None]

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from engine.weights.matrix import MATRIX_DEPTH, Multiply, QuantizedMatrix, stack
-from engine.weights.packing import pack
 from kernels.common.quantization import Quantization
 from kernels.linear import int4
 from kernels.linear.fp32 import Product
 from kernels.linear.int4 import Int4Linear
-from kernels.linear.weight_only_int4 import Int4, int4_linear
+from kernels.linear.weight_only_int4 import int4_linear, pack_int4
 from kernels.linear.weight_only_int8 import int8_weight_linear
 
 
@@ -91,7 +90,7 @@ class GroupedMatrix(QuantizedMatrix):
     ) -> tuple[Multiply, Quantization | None]:
         codes, scales, zeros, order = _stack_groups(parts, device)
         if parts[0].bits == 4:
-            weight = Int4(pack(codes, 4).T.contiguous(), scales, zeros.to(torch.uint8), order)
+            weight = pack_int4(codes, scales, zeros, order)
             return lambda x, bias, **options: int4_linear(x, weight, bias, **options), None
         middle = 1 << 7
         is_symmetric = all(bool((part.zeros == middle).all()) for part in parts)

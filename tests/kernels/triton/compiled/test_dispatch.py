@@ -29,7 +29,8 @@ from kernels.recurrent.gated_delta import delta_gates, gated_delta
 from kernels.recurrent.mamba2 import HeadConstants, mamba2_scan
 from kernels.sampling.sampling import PenaltyTensors, apply_penalties, sample
 
-F32, F64, I32, I64, U8, FP8 = torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.float8_e4m3fn
+F32, F64, I16, I32, I64 = torch.float32, torch.float64, torch.int16, torch.int32, torch.int64
+U8, FP8 = torch.uint8, torch.float8_e4m3fn
 ROWS, IN, OUT = 5, 256, 128
 
 
@@ -63,7 +64,7 @@ Make = Callable[..., Tensor]
 
 
 def int4(make: Make) -> Tensor:
-    weight = Int4(make((IN // 8, OUT), I32), make((2, OUT)), make((2, OUT), U8), None)
+    weight = Int4(make((IN // 128, OUT, 32), I16), make((2, OUT)), make((2, OUT), U8), None, IN // 2)
     return int4_linear(make((ROWS, IN)), weight, make((OUT,)))
 
 
@@ -123,7 +124,7 @@ CASES: dict[str, tuple[Callable[[Make], Tensor | tuple[Tensor, ...]], list[str]]
     "quantize_vectors": (lambda make: quantize_vectors(make((ROWS, 2, 8)), torch.int8), ["_quantize"]),
     "sample": (drawn, ["_sample"]),
     "apply_penalties": (changed, ["_apply_penalties"]),
-    "int4_linear": (int4, ["_weight_only"]),
+    "int4_linear": (int4, ["_sliced"]),
     "int8_weight_linear": (
         lambda make: int8_weight_linear(make((ROWS, IN)), make((OUT, IN), torch.int8), make((1, OUT))),
         ["_weight_only"],

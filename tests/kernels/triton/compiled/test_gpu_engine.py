@@ -73,10 +73,10 @@ def test_a_decoding_step_with_states_compiles(kind: str, tmp_path: Path, monkeyp
         assert kernel.spills == kernel.stack == 0, kernel
 
 
-PRODUCTS = {"_quantize", "_scaled", "_weight_only"}
+PRODUCTS = {"_quantize", "_scaled", "_sliced", "_weight_only"}
 LAUNCHED = {
     "W8A8": {"_quantize": 2, "_scaled": 5},  # the head too
-    "int4": {"_weight_only": 4, "_quantize": 1, "_scaled": 1},  # the head in 8 bits
+    "int4": {"_sliced": 4, "_quantize": 1, "_scaled": 1},  # the head in 8 bits
     "fp8": {"_quantize": 1, "_scaled": 4},
 }
 """Launches of kernels by method: of a layer's inputs only those of the attention's output product are quantized by a

@@ -15,7 +15,8 @@ from kernels.triton.grouped import grouped
 from kernels.triton.invariant import product
 from kernels.triton.quantize import quantize_vectors
 from kernels.triton.scaled import scaled
-from kernels.triton.weight_only import BYTES, INT4, NF4, weight_only
+from kernels.triton.sliced import sliced
+from kernels.triton.weight_only import BYTES, NF4, weight_only
 from tests.kernels.triton.hopper import SHARED_MEMORY, compiling
 from tests.long import mostly_long, mostly_long_grid
 
@@ -29,8 +30,13 @@ def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 
 
 def int4(rows: int) -> None:
+    int4_product(empty(rows, IN))
+
+
+def int4_product(x: Tensor, *, fixed: bool = False) -> None:
     scales, zeros = empty(GROUPS, OUT, dtype=F16), empty(GROUPS, OUT, dtype=U8)
-    weight_only(empty(rows, IN), empty(IN // 8, OUT, dtype=I32), scales, None, INT4, zeros=zeros)
+    packed = empty(IN // 128, OUT, 32, dtype=torch.int16)
+    sliced(x, packed, scales, zeros, None, group=IN // GROUPS, is_batch_invariant=fixed)
 
 
 def byte(rows: int, *, stored: torch.dtype = torch.int8, groups: int = 1, zeroed: bool = False) -> None:
@@ -51,7 +57,7 @@ def eight(rows: int, stored: torch.dtype, *, blocks: bool = False) -> None:
 
 
 CASES: list[tuple[str, Callable[[], object], str, int, float]] = [
-    ("int4, 16 rows", lambda: int4(16), "HGMMA", 112, 0.25),
+    ("int4, 16 rows", lambda: int4(16), "HMMA", 120, 0.25),
     ("int4, 64 rows", lambda: int4(64), "HGMMA", 168, 0.12),
     ("int8 weights, 16 rows", lambda: byte(16), "HGMMA", 112, 0.25),
     ("int8 weights and zeros, 16 rows", lambda: byte(16, groups=GROUPS, zeroed=True), "HGMMA", 128, 0.25),
@@ -99,19 +105,22 @@ def test_products_of_experts_use_the_matrix_units() -> None:
         assert kernel.count("LDGSTS") > 0, kernel
 
 
-def test_a_product_of_one_row_uses_no_matrix_units() -> None:
-    """It has wide loads, and the kernel that adds its parts spills nothing either."""
+@pytest.mark.parametrize("rows", [1, 16])
+def test_weights_of_4_bits_are_unpacked_where_they_are_multiplied(rows: int) -> None:
+    """No instruction stores them for another thread, and the kernel that adds the parts spills nothing either."""
     with compiling() as made:
-        int4(1)
-    vector, total = made
+        int4(rows)
+    product, total = made
     for kernel in made:
         assert kernel.spills == kernel.stack == 0, kernel
         assert kernel.count("LDG", ".128") + kernel.count("LDGSTS", ".128") > 0, kernel
-    assert vector.registers <= 128, vector
-    # A thread multiplies 128 weights in a step: one instruction takes the code of each out of its word.
-    assert vector.count("LOP3") < 1.3 * 128, vector
-    assert vector.instructions.total() < 7.5 * 128, vector
-    assert vector.count("HGMMA") + vector.count("HMMA") == 0, vector
+    assert product.registers <= 128, product
+    # A thread multiplies 128 weights in a step. Two neighbours take a shift, in three of four slices, one logical
+    # instruction and a subtraction.
+    assert product.count("LOP3") < 1.0 * 128, product
+    assert product.count("SHF") < 0.6 * 128, product
+    assert product.instructions.total() < 7.5 * 128, product
+    assert product.count("HMMA") > 0, product
     assert total.occupancy >= 0.75, total
 
 
@@ -122,7 +131,7 @@ def test_a_weight_is_dequantized_once_for_many_rows_with_wide_stores(
     with compiling(capability) as made:
         launch(128)
     [kernel] = made  # the product itself is the library's
-    assert kernel.kernel == "_dequantize"
+    assert kernel.kernel == ("_dequantize_slices" if launch is int4 else "_dequantize")
     assert kernel.spills == kernel.stack == 0, kernel
     assert kernel.count("STG", ".128") > 0, kernel
     assert kernel.occupancy >= 0.5, kernel
@@ -135,10 +144,8 @@ def test_an_invariant_product_has_one_code_for_all_numbers_of_rows(dtype: torch.
     with compiling() as made:
         for rows in (1, 16, 17, 256):
             product(empty(rows, IN, dtype=dtype), empty(OUT, IN, dtype=dtype), None, F32)
-            weight = empty(IN // 8, OUT, dtype=I32), empty(GROUPS, OUT, dtype=F16)
-            zeros = empty(GROUPS, OUT, dtype=U8)
-            weight_only(empty(rows, IN), *weight, None, INT4, zeros=zeros, is_batch_invariant=True)
-    for name in ("_product", "_weight_only"):
+            int4_product(empty(rows, IN), fixed=True)
+    for name in ("_product", "_sliced"):
         kernels = [kernel for kernel in made if kernel.kernel == name]
         assert len(kernels) == 4
         assert len({str(sorted(kernel.instructions.items())) for kernel in kernels}) == 1

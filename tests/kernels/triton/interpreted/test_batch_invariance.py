@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -15,9 +16,16 @@ from torch import Tensor
 
 from kernels.linear import nf4
 from kernels.quantize import quantize_vectors
-from kernels.triton import grouped, invariant, scaled, weight_only
+from kernels.triton import grouped, invariant, scaled, sliced, weight_only
 from tests.kernels.triton.device import DEVICE
-from tests.kernels.triton.interpreted.test_products import activations, checkpoint, close, experts, generator
+from tests.kernels.triton.interpreted.test_products import (
+    activations,
+    checkpoint,
+    close,
+    experts,
+    generator,
+    int4_product,
+)
 from tests.kernels.triton.planted import planted
 from tests.long import mostly_long, mostly_long_grid
 from tests.seeds import shift
@@ -46,13 +54,9 @@ def plain(dtype: torch.dtype, module: object = invariant) -> Product:
     return lambda x: module.product(x.to(DEVICE), weight, bias[:, 0], dtype).cpu()  # type: ignore[attr-defined]
 
 
-def four(layout: str, module: object = weight_only, *, fixed: bool = True) -> Product:
-    packed, scales, zeros, order = (
-        None if part is None else part.to(DEVICE) for part in checkpoint(layout, INTO, OUT, 64).weight
-    )
-    return lambda x: module.weight_only(  # type: ignore[attr-defined]
-        x.to(DEVICE), packed, scales, None, weight_only.INT4, zeros=zeros, order=order, is_batch_invariant=fixed
-    ).cpu()
+def four(layout: str, module: ModuleType = sliced) -> Product:
+    weight = checkpoint(layout, INTO, OUT, 16).weight  # eight blocks, so that there can be several parts
+    return lambda x: int4_product(x, weight, None, module, is_batch_invariant=True).cpu()
 
 
 def byte(stored: torch.dtype) -> Product:
@@ -154,8 +158,7 @@ def test_products_of_each_head_equal_float64_in_every_batch(dtype: torch.dtype, 
     ("module", "right", "wrong"),
     [
         ("invariant", "count_parts(x, columns, steps", "count_parts(x, columns * rows, steps"),
-        ("weight_only", "grid[0] * (1 if is_batch_invariant else grid[1])", "grid[0] * rows"),
-        ("weight_only", "rows == 1 and layout == INT4 and not is_batch_invariant", "rows == 1"),
+        ("sliced", "grid[0] * (1 if is_batch_invariant else grid[1])", "grid[0] * rows"),
     ],
 )
 def test_parts_and_kernels_that_depend_on_the_rows_are_detected(
@@ -164,9 +167,3 @@ def test_parts_and_kernels_that_depend_on_the_rows_are_detected(
     bad = planted(module, right, wrong, module, tmp_path)
     product = plain(torch.float32, bad) if module == "invariant" else four("in order", bad)
     assert differing_batches(product, activations(ROWS, INTO)) != []
-
-
-@pytest.mark.long
-def test_by_default_rows_depend_on_the_batch() -> None:
-    """Otherwise the tests above would prove nothing."""
-    assert differing_batches(four("in order", fixed=False), activations(ROWS, INTO)) != []

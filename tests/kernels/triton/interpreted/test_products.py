@@ -17,7 +17,7 @@ from triton.runtime.errors import InterpreterError
 
 from kernels.linear import fp8, nf4, weight_only_int4, weight_only_int8
 from kernels.quantize import quantize_vectors
-from kernels.triton import grouped, scaled, weight_only
+from kernels.triton import grouped, scaled, sliced, weight_only
 from tests.closeness import EPS, assert_rounded, unit_bound
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.planted import planted
@@ -31,10 +31,18 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(shift(seed))
 
 
-def words(numbers: list[list[int]]) -> Tensor:
-    """Pack lists of eight numbers into int32 words, the lowest nibble first."""
-    packed = [sum(number << 4 * place for place, number in enumerate(eight)) for eight in numbers]
-    return torch.tensor([word - (1 << 32) if word >= 1 << 31 else word for word in packed], dtype=torch.int32)
+def pack_slices(numbers: list[list[int]], size: int) -> Tensor:
+    """Pack the numbers of inputs ``[in][out]`` into blocks of four slices, one by one."""
+    into, out = len(numbers), len(numbers[0])
+    blocks = []
+    for first in range(0, into, 4 * size):
+        inputs = [[first + part * size + index for part in range(4)] for index in range(size)]
+        whole = [
+            [sum(numbers[k][c] << 4 * part for part, k in enumerate(four) if k < into) for four in inputs]
+            for c in range(out)
+        ]
+        blocks.append([[word - (1 << 16) if word >= 1 << 15 else word for word in row] for row in whole])
+    return torch.tensor(blocks, dtype=torch.int16)
 
 
 class Checkpoint(NamedTuple):
@@ -57,9 +65,8 @@ def checkpoint(layout: str, into: int, out: int, group: int) -> Checkpoint:
     wide = ((numbers - zeros[group_of]) * scales[group_of].double()).T
     if order is not None:
         wide = torch.empty_like(wide).index_copy_(1, order.long(), wide)
-    n = numbers.tolist()
-    packed = words([[n[k + j][c] for j in range(8)] for k in range(0, into, 8) for c in range(out)]).view(-1, out)
-    return Checkpoint(weight_only_int4.Int4(packed, scales, zeros.to(torch.uint8), order), wide)
+    packed = pack_slices(numbers.tolist(), 32 if group % 32 == 0 else 16)
+    return Checkpoint(weight_only_int4.Int4(packed, scales, zeros.to(torch.uint8), order, group), wide)
 
 
 def activations(rows: int, into: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -74,11 +81,27 @@ def close(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 
 
 def int4_product(
-    x: Tensor, weight: weight_only_int4.Int4, bias: Tensor | None, module: ModuleType = weight_only
+    x: Tensor,
+    weight: weight_only_int4.Int4,
+    bias: Tensor | None,
+    module: ModuleType = sliced,
+    dtype: torch.dtype | None = None,
+    *,
+    is_batch_invariant: bool = False,
 ) -> Tensor:
-    packed, scales, zeros, order = (None if part is None else part.to(DEVICE) for part in weight)
+    packed, scales, zeros, order = (None if part is None else part.to(DEVICE) for part in weight[:4])
     bias = None if bias is None else bias.to(DEVICE)
-    result: Tensor = module.weight_only(x.to(DEVICE), packed, scales, bias, weight_only.INT4, zeros=zeros, order=order)
+    result: Tensor = module.sliced(
+        x.to(DEVICE),
+        packed,
+        scales,
+        zeros,
+        bias,
+        order=order,
+        group=weight.group,
+        dtype=dtype,
+        is_batch_invariant=is_batch_invariant,
+    )
     return result
 
 
@@ -86,9 +109,12 @@ LAYOUTS = ["in order", "act-order"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("rows", "into", "out", "group"), [(1, 192, 72, 64), (5, 192, 136, 32), (16, 96, 64, 96)])
+@pytest.mark.parametrize(
+    ("rows", "into", "out", "group"), [(1, 192, 72, 64), (5, 192, 136, 32), (16, 96, 64, 96), (3, 80, 70, 16)]
+)
 def test_int4_products_equal_float64(layout: str, rows: int, into: int, out: int, group: int) -> None:
-    """Covers outputs that are not multiples of a tile, groups of one step and of all inputs, and split-K."""
+    """Covers outputs that are not multiples of a tile, groups of a slice, of a block and of all inputs, the last block
+    not full, and split-K."""
     weight, wide = checkpoint(layout, into, out, group)
     assert torch.equal(weight_only_int4.dequantize(weight).double(), wide)
     x, bias = activations(rows, into), torch.randn(out, generator=generator(1))
@@ -126,16 +152,16 @@ def test_int4_products_of_many_rows_equal_float64(
 @pytest.mark.parametrize(
     ("layout", "right", "wrong"),
     [
-        ("in order", "about = (step * K // group) * out + n", "about = n"),
+        ("in order", "about = (first // group) * out + n", "about = n"),
         ("in order", "zero + 8388608", "zero + 8388609"),
         ("act-order", "x.index_select(1, order)", "x"),
-        ("in order", "k = step * K + tl.arange(0, K)\n    tl.store", "k = tl.arange(0, K)\n    tl.store"),
+        ("in order", "into + first + k[None, :]", "into + k[None, :]"),
     ],
 )
 def test_planted_bugs_of_dequantization_are_detected(layout: str, right: str, wrong: str, tmp_path: Path) -> None:
     weight, wide = checkpoint(layout, 256, 72, 64)
     x = activations(MANY, 256)
-    ours = int4_product(x, weight, None, planted("weight_only", right, wrong, "weight_only", tmp_path))
+    ours = int4_product(x, weight, None, planted("sliced", right, wrong, "sliced", tmp_path))
     expected = x.double() @ wide.T
     assert not torch.allclose(ours.double(), expected, atol=0.02 * float(expected.abs().max()))
 
@@ -145,10 +171,7 @@ def test_planted_bugs_of_dequantization_are_detected(layout: str, right: str, wr
 def test_products_of_a_head_are_not_rounded_to_16_bits(layout: str, rows: int) -> None:
     weight, wide = checkpoint(layout, 128, 72, 64)
     x = activations(rows, 128, torch.bfloat16)
-    packed, scales, zeros, order = (None if part is None else part.to(DEVICE) for part in weight)
-    ours = weight_only.weight_only(
-        x.to(DEVICE), packed, scales, None, weight_only.INT4, zeros=zeros, order=order, dtype=torch.float32
-    )
+    ours = int4_product(x, weight, None, dtype=torch.float32)
     close(ours, x.double() @ wide.T, torch.float32)
 
 
@@ -405,40 +428,24 @@ def test_shapes_that_disagree_are_refused_with_their_numbers() -> None:
     [
         ("in order", "zero + 128", "zero + 129"),
         ("in order", "zero + 8388608", "zero + 8388609"),
-        ("in order", "words >> 16", "words >> 8"),
-        ("in order", "16 * (nibble // 4)", "16 * (1 - nibble // 4)"),
-        ("in order", "zero << (4 * (nibble % 4))", "zero << (2 * (nibble % 4))"),
-        ("in order", "* 2.0 ** (-4 * (nibble % 4))", "* 2.0 ** (-4 * (nibble % 3))"),
-        ("in order", "step * K // group", "0"),
-        ("in order", "(step * K // group) * out + n", "(step * K // group) + n"),
-        ("act-order", "ORDER + k", "ORDER + tl.arange(0, K)"),
-        ("act-order", "ORDER + word * 8 + nibble", "ORDER + word * 8"),
+        ("in order", "(4 * SLICE)", "(4 * (SLICE ^ 1))"),
+        ("in order", "(4 * block + part_of_block) * K", "(4 * block + (part_of_block ^ 1)) * K"),
+        ("in order", "block * out + n.to(tl.int64)", "n.to(tl.int64)"),
+        ("in order", "(first // group) * out + n", "n"),
+        ("in order", "(first // group) * out + n", "(first // group) + n"),
+        ("act-order", "ORDER + column", "ORDER + k"),
         ("in order", "part * steps, tl.min", "part * steps + part, tl.min"),
     ],
 )
 def test_planted_bugs_are_detected(layout: str, right: str, wrong: str, rows: int, tmp_path: Path) -> None:
-    """Plants a zero that is off by one; nibbles, groups, scales or activations in a wrong order; a lost step.
-
-    Each bug is in the kernel of one row, in that of many rows, or in both.
-    """
-    weight, wide = checkpoint(layout, 256, 72, 64)
+    """Plants a zero that is off by one; slices, blocks, groups, scales or activations in a wrong order; a lost step."""
+    weight, wide = checkpoint(layout, 512, 72, 64)
     dtype = torch.bfloat16 if "128" in right or "129" in wrong else torch.float32
-    x = activations(rows, 256, dtype)
-    ours = int4_product(x, weight, None, planted("weight_only", right, wrong, "weight_only", tmp_path))
-    only = {
-        "zero + 128": 5,
-        "zero + 8388608": 5,
-        "words >> 16": 5,
-        "16 * (nibble // 4)": 1,
-        "ORDER + k": 5,
-        "ORDER + word * 8 + nibble": 1,
-        "zero << (4 * (nibble % 4))": 1,
-        "* 2.0 ** (-4 * (nibble % 4))": 1,
-    }
+    x = activations(rows, 512, dtype)
+    ours = int4_product(x, weight, None, planted("sliced", right, wrong, "sliced", tmp_path))
     expected = x.double() @ wide.T
     # A bug changes a large part of the result, not its last bits.
-    wrong_result = not torch.allclose(ours.double(), expected, atol=0.02 * float(expected.abs().max()))
-    assert wrong_result == (only.get(right, rows) == rows)
+    assert not torch.allclose(ours.double(), expected, atol=0.02 * float(expected.abs().max()))
 
 
 @pytest.mark.long  # a test of the tests
