@@ -30,7 +30,8 @@ def _write(folder: Path, path: Path, weights: str) -> None:
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     writer = GGUFWriter(path, "qwen3")
     writer.add_name(folder.name)
-    writer.add_file_type(LlamaFileType.ALL_F32 if weights == "F32" else LlamaFileType[f"MOSTLY_{weights}"])
+    file_types = {"F32": LlamaFileType.ALL_F32, "MXFP4": LlamaFileType.MOSTLY_MXFP4_MOE}
+    writer.add_file_type(file_types[weights] if weights in file_types else LlamaFileType[f"MOSTLY_{weights}"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
