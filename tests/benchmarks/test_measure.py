@@ -141,7 +141,7 @@ def test_the_command_prints_one_document_and_writes_the_same(tmp_path: Path, mon
     ("arguments", "message"),
     [
         (["--model", "7B"], "known are 50M, 250M"),
-        (["--case", "W5"], "known are W1, W2, W3, W4, cache-hit, step"),
+        (["--case", "W5"], "known are W1, W2, W3, W4, prompt, cache-hit, step"),
         (["--peer", "vllm"], "known are transformers"),
         (["--rounds", "0"], "'--rounds'"),
     ],

@@ -77,6 +77,8 @@ PRODUCTS = {"_quantize", "_scaled", "_sliced", "_weight_only"}
 LAUNCHED = {
     "W8A8": {"_quantize": 2, "_scaled": 5},  # the head too
     "int4": {"_sliced": 4, "_quantize": 1, "_scaled": 1},  # the head in 8 bits
+    "gptq": {"_sliced": 4},
+    "awq": {"_sliced": 4},
     "fp8": {"_quantize": 1, "_scaled": 4},
 }
 """Launches of kernels by method: of a layer's inputs only those of the attention's output product are quantized by a
