@@ -11,7 +11,7 @@ from benchmarks.service import archive
 
 def test_every_filter_finds_what_it_says_and_the_table_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "MADE", 250)
-    monkeypatch.setattr(archive, "MOVED", 5)
+    monkeypatch.setattr(archive, "MOVED", 25)  # far more than Redis' own buffers, which shrink when they like
     monkeypatch.setattr(archive, "REPEATS", 1)
     result = asyncio.run(archive.measure(1000))
     assert result["jobs"] == 1000
