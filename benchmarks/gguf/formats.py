@@ -107,7 +107,10 @@ def markdown(results: dict[str, Any], command: str) -> str:
             goal = f"{GOALS[case]:g}: {'met' if least >= GOALS[case] else 'missed'}" if case in GOALS else ""
             lines.append(f"| {case} | {least:.2f} | {weakest} | {most:.2f} | {strongest} | {goal} |")
     for name, told in results["formats"].items():
-        lines += [f"\n{name}: {each['peer']} is left out: {each['reason']}" for each in told["left_out"]]
+        # A reason may name the file of the peer's source.
+        lines += [
+            f"\n{name}: {each['peer']} is left out: {each['reason'].split(' at /')[0]}" for each in told["left_out"]
+        ]
     return "\n".join(lines) + "\n"
 
 
