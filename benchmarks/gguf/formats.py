@@ -109,7 +109,8 @@ def markdown(results: dict[str, Any], command: str) -> str:
     for name, told in results["formats"].items():
         # A reason may name the file of the peer's source.
         lines += [
-            f"\n{name}: {each['peer']} is left out: {each['reason'].split(' at /')[0]}" for each in told["left_out"]
+            f"\n{name}: {each['peer']} is left out: {each['reason'].split(' at /')[0].split(' from /')[0]}"
+            for each in told["left_out"]
         ]
     return "\n".join(lines) + "\n"
 

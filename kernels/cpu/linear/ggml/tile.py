@@ -143,11 +143,13 @@ class _Group:
         quads = QUADS // self._format.num_scales
         products = [multiply(builder, total, self._format) for total in sums]
         keeps_order = rows > 1 and multiply is not _Dots and not HAS_SIGNED_DOT
+        # Between the columns of a sum of two, sums of 16 and of 32 bits would be held, too many for the registers.
+        together = 2 if _count_short_sums(self._format.largest) == 2 else 1
         for quad in range(part * quads, (part + 1) * quads):
-            if keeps_order and quad % quads:
+            if keeps_order and quad % quads and quad % together == 0:
                 planes, held = keep_order(builder, planes, [each.held for each in products])
                 for each, value in zip(products, held, strict=True):
-                    each.held = value
+                    each.hold(value)
             weights = [self._read_codes(planes, quad, v) for v in range(VECTORS)]
             for row in range(rows):
                 offset = 4 * quad % STEP + STEP * (row + rows * (4 * quad // STEP))
@@ -270,6 +272,10 @@ class _Dots:
         """Generate the sum with four products: of unsigned weights and signed ``x``."""
         self.held = dot(self._builder, self.held, weights, x, self._largest.bit_length())
 
+    def hold(self, value: Any) -> None:
+        """Go on with a copy of what is held."""
+        self.held = value
+
     def finish(self) -> Any:
         """Return the sums in 32 bits."""
         return self.held
@@ -288,8 +294,14 @@ class _ShortProducts(_Dots):
         self.held = self._builder.add(self.held, shorts) if self._count else shorts
         self._count += 1
         if self._count == _count_short_sums(self._largest):
-            self.held = self._sums = self.finish()
-            self._count = 0
+            self._sums, self._count = self.finish(), 0
+            self.held = self._sums
+
+    def hold(self, value: Any) -> None:
+        """Go on with a copy of what is held."""
+        self.held = value
+        if self._count == 0:
+            self._sums = value
 
     def finish(self) -> Any:
         """Return the sums in 32 bits."""
