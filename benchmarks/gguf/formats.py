@@ -127,10 +127,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of results.json and table.md")
     asked = parser.parse_args(arguments)
     file = asked.out / "results.json"
-    asked.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"size": asked.size, "rounds": asked.rounds, "cases": list(asked.case), "formats": {}}
     if file.exists():
-        results["formats"] = json.loads(file.read_text())["formats"]
+        before = json.loads(file.read_text())
+        if different := [name for name in ("size", "rounds", "cases") if before[name] != results[name]]:
+            told = "; ".join(f"{name}: {before[name]} there, {results[name]} asked" for name in different)
+            print(f"{file} is of another run ({told}): name another folder with --out", file=sys.stderr)
+            return 2
+        results["formats"] = before["formats"]
+    asked.out.mkdir(parents=True, exist_ok=True)
     command = f"python -m benchmarks.gguf.formats --size {asked.size} --rounds {asked.rounds} --peer-python PYTHON"
     for name in asked.format:
         if name in results["formats"]:

@@ -52,9 +52,24 @@ def test_a_format_that_is_in_the_results_is_not_measured_again(tmp_path: Path, m
         raise BenchError("no quantizer")
 
     monkeypatch.setattr(formats, "make_file", make_file)
-    (tmp_path / "results.json").write_text(json.dumps({"formats": {"Q4_0": _told(ours=[1.0])}}))
-    status = main(["--format", "Q4_0", "Q8_0", "--peer-python", "python", "--out", str(tmp_path)])
-    assert (status, made) == (1, ["Q8_0"])
+    before = {"size": "50M", "rounds": 3, "cases": ["W1"], "formats": {"Q4_0": _told(ours=[1.0])}}
+    (tmp_path / "results.json").write_text(json.dumps(before))
+    asked = ["--size", "50M", "--rounds", "3", "--case", "W1", "--peer-python", "python", "--out", str(tmp_path)]
+    assert (main(["--format", "Q4_0", "Q8_0", *asked]), made) == (1, ["Q8_0"])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"), [("--size", "250M", "size: 50M there, 250M asked"), ("--rounds", "2", "rounds: 3 there")]
+)
+def test_a_folder_of_another_run_is_refused_and_left_as_it_is(
+    option: str, value: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = json.dumps({"size": "50M", "rounds": 3, "cases": ["W1"], "formats": {}})
+    (tmp_path / "results.json").write_text(before)
+    asked = {"--size": "50M", "--rounds": "3", "--case": "W1", "--peer-python": "python", "--out": str(tmp_path)}
+    assert main([word for pair in (asked | {option: value}).items() for word in pair]) == 2
+    assert told in capsys.readouterr().err
+    assert (tmp_path / "results.json").read_text() == before
 
 
 def test_a_case_that_a_program_times_itself_is_neither_timed_nor_warmed_up_here() -> None:
