@@ -31,7 +31,7 @@ from reasoner.evaluation.measure import Advance, EvaluationContext, evaluate, is
 from reasoner.evaluation.plan import EvaluationPlan, Stage, parse_cases, parse_counts, split_pooled_and_live
 from reasoner.evaluation.pool import NUM_DRAWS
 from reasoner.evaluation.runs import RUNS_FILE, EvaluationMismatch, RunFile, collect_runs
-from reasoner.evaluation.suites.registry import open_suite
+from reasoner.evaluation.suites.registry import BUNDLED, open_suite
 from reasoner.evaluation.suites.suite import Suite, SuiteError
 from reasoner.jobs.request import JobRequest
 from reasoner.jobs.sampling_spec import Sampling
@@ -127,7 +127,7 @@ def evaluate_suite(
     options: PlanOptions,
     suite: Annotated[
         str | None,
-        typer.Argument(help="countdown, words, arithmetic, a .jsonl file (of GSM8K or MATH) or reasoning-gym:TASK."),
+        typer.Argument(help=f"{', '.join(BUNDLED)}, a file of problems or reasoning-gym:TASK."),
     ] = None,
     candidates: Annotated[
         Path | None,

@@ -13,7 +13,7 @@ from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.extract import extract_answer
 from reasoner.answers.spec import AnswerSpec
-from reasoner.evaluation.suites.files import open_file
+from reasoner.evaluation.suites.files.registry import open_file
 from reasoner.jobs.rule_specs import NumericVerifier
 from reasoner.verifiers.rules import is_within_tolerance
 

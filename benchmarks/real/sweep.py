@@ -140,7 +140,7 @@ async def _measure(engine: EngineClient, suite: Suite, problem: Problem, tempera
                 "verifier": None,
                 "strategy": strategy,
                 "seed": 0,
-                "answer": {"compare": suite.answer, "instruct": False},
+                "answer": {"compare": suite.answer.compare, "instruct": False},
                 "sampling": {"temperature": temperature, "max_tokens": MAX_TOKENS},
             }
         )

@@ -22,7 +22,7 @@ from reasoner.answers.spec import AnswerSpec
 from reasoner.answers.votes import count_votes, group_equivalent
 from reasoner.evaluation.runs import ItemFile
 from reasoner.evaluation.statistics import wilson_interval
-from reasoner.evaluation.suites.files import read_gold
+from reasoner.evaluation.suites.files.gsm8k import read_gold
 from reasoner.evaluation.suites.suite import SuiteError
 from reasoner.jobs.candidate_spec import Candidates
 from reasoner.jobs.job import RankedCandidate

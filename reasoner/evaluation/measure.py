@@ -21,6 +21,7 @@ from reasoner.confidence.calibration import Calibration
 from reasoner.evaluation.plan import BEST_OF_N, DEEPCONF, GREEDY, MAJORITY, EvaluationPlan, Stage, StrategyCase
 from reasoner.evaluation.pool import SamplePool, decide
 from reasoner.evaluation.runs import FinishedItem, Run, RunFile
+from reasoner.evaluation.suites.files.code_tests import require_sandbox
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.evaluation.unpinned_engine import UnpinnedEngine
@@ -74,7 +75,11 @@ class EvaluationContext:
         defaults: Mapping[str, ModelDefaults] = MappingProxyType({}),
         tools: Sequence[PythonTool] = (),
     ) -> EvaluationContext:
-        """Create with the engine's models. Raises ``InvalidRequest`` if it does not serve a model of the plan."""
+        """Create with the engine's models. Raises ``InvalidRequest`` if it does not serve a model of the plan,
+        and if the suite runs answers where there is no sandbox.
+        """
+        if suite.runs_code:
+            await require_sandbox()
         engine = UnpinnedEngine(engine)
         models = {info.id: info for info in await list_answering(engine)}
         strategies = [STRATEGIES[case.name] for case in (*plan.pooled, *plan.live)]
@@ -235,14 +240,14 @@ def _create_spec(setting: EvaluationContext, stage: Stage, problem: Problem, cas
     noise = blake2b(f"{stage.seed}/{problem.id}".encode(), digest_size=8)
     request = JobRequest.model_validate(
         {
-            "messages": problem.to_messages(),
+            **problem.to_job_fields(),
             "model": stage.model,
             "models": [{"model": name} for name in models] if len(models) > 1 else None,
             "strategy": case.to_spec(stage.n),
             "verifier": setting.choose_verifier(case.name),
             "sampling": setting.sampling,
             "answer": setting.suite.answer_spec,
-            "tools": list(setting.tools),
+            "tools": [*setting.tools, *problem.tools],
             "confidence": case.confidence,
             "seed": int.from_bytes(noise.digest(), "big") >> 1,
         }

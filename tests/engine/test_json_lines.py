@@ -14,7 +14,7 @@ from engine.quantization.calibration import _read_texts
 from engine.text.json_lines import NotUtf8, read_json_lines
 from prm.records import BadRecord, read_records
 from reasoner.evaluation.labelled_candidates import read_questions
-from reasoner.evaluation.suites.files import open_file
+from reasoner.evaluation.suites.files.registry import open_file
 from reasoner.evaluation.suites.suite import SuiteError
 
 WORDS = "one line\u2028the same\u2029and\x85still \x0b it"

@@ -191,11 +191,8 @@ async def _run_trial(
     ask: Ask,
 ) -> Trial:
     journal, equal = MemoryJournal(), Equivalence()
-    request = JobRequest(
-        messages=problem.to_messages(),
-        strategy=stage,
-        answer=suite.answer_spec,
-        seed=seed,
+    request = JobRequest.model_validate(
+        {**problem.to_job_fields(), "strategy": stage, "answer": suite.answer_spec, "seed": seed}
     )
     outcome = await run_job(ask(suite, request), engine, journal, calibration=calibration)
     nodes = sorted(fold_events(journal.entries).nodes.values(), key=lambda node: node.path)[1:]  # the root is first
@@ -209,7 +206,7 @@ async def _run_trial(
     candidates: list[Candidate] = []
     for (_, stated), node in leaves.items():
         form = None if stated is None else canonicalize(stated)
-        if form is not None and suite.answer == "math":  # as in a vote, "1/2" and "0.5" are one answer
+        if form is not None and suite.answer.compare == "math":  # as in a vote, "1/2" and "0.5" are one answer
             forms = dict.fromkeys(candidate.answer for candidate in candidates if candidate.answer is not None)
             form = await equal.representative(form, list(forms))
         right = await suite.check(problem, stated, equal)

@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from reasoner.answers.equivalence import Equivalence
-from reasoner.evaluation.suites.files import TEMPERATURE
+from reasoner.answers.spec import AnswerSpec
+from reasoner.evaluation.suites.files.file_format import TEMPERATURE
 from reasoner.evaluation.suites.problem import Examples, Problem
 from reasoner.evaluation.suites.suite import Suite, SuiteError
 from reasoner.jobs.messages import MAX_PROBLEM_CHARS
@@ -79,7 +80,7 @@ def open_task(name: str, limit: int, seed: int, *, apart_from: Iterable[int] = (
             return False
         return float(score) >= FULL
 
-    return Suite(PREFIX + name, problems, rule=rule, temperature=TEMPERATURE, answer="text")
+    return Suite(PREFIX + name, problems, rule=rule, temperature=TEMPERATURE, answer=AnswerSpec(compare="text"))
 
 
 def _parse_params(name: str, settings: str, config: Any) -> dict[str, Any]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
 
+from reasoner.jobs.constraint_spec import ConstraintSpec
+from reasoner.jobs.tool_specs import FunctionTool
+
 Split = Literal["train", "heldout"]
 
 Examples = tuple[tuple[str, str], ...]
@@ -32,6 +35,19 @@ class Problem:
     data: dict[str, Any] = field(hash=False)
     examples: Examples = ()
     """Questions with solutions that the model sees before the problem, as turns of the chat."""
+    tools: tuple[FunctionTool, ...] = field(default=(), hash=False)
+    """Functions of which a solution must call some."""
+    constraint: ConstraintSpec | None = field(default=None, hash=False)
+    """Language to which solutions are held."""
+
+    def to_job_fields(self) -> dict[str, Any]:
+        """Return the fields of a job that asks the problem."""
+        fields: dict[str, Any] = {"messages": self.to_messages()}
+        if self.tools:
+            fields |= {"tools": list(self.tools), "tool_choice": "required"}
+        if self.constraint is not None:
+            fields["constraint"] = self.constraint
+        return fields
 
     def to_messages(self) -> list[dict[str, str]]:
         """Return the examples and the problem as chat messages."""

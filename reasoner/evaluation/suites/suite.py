@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.spec import AnswerSpec
@@ -23,13 +22,16 @@ class Suite:
     rule: Rule
     temperature: float
     """Default sampling temperature of searches."""
-    answer: Literal["math", "text"]
-    """Comparison of candidates' answers in votes."""
+    answer: AnswerSpec
+    """Extraction of answers, and their comparison in votes."""
+    runs_code: bool = False
+    """True if the rule runs the answers, so that it needs the sandbox."""
 
     @property
     def answer_spec(self) -> AnswerSpec:
         """Specification of a search's answers. Solved examples show where they belong, so nothing asks for it."""
-        return AnswerSpec(compare=self.answer, instruct=not any(problem.examples for problem in self.problems))
+        shows_examples = any(problem.examples for problem in self.problems)
+        return self.answer.model_copy(update={"instruct": self.answer.instruct and not shows_examples})
 
     async def check(self, problem: Problem, answer: str | None, equal: Equivalence) -> bool:
         """Return True if the answer is right; False for ``None``."""
