@@ -14,6 +14,7 @@ from typing import Literal
 from engine.protocol.types import EngineClient, ModelInfo
 from reasoner.admission.check import parse_strategy
 from reasoner.admission.policy_checks import check_opened_policy
+from reasoner.admission.refusal import JobRefused
 from reasoner.alternatives import find_alternatives
 from reasoner.answers.equivalence import Equivalence
 from reasoner.best_so_far import Logprobs, build_result, choose_best_so_far
@@ -125,9 +126,10 @@ async def open_search(
         policy = policy_selector(spec).find(served.values())
         use = strategy.verifier_use(params)
         needs_verifier = use.needs_scores or (use is VerifierUse.OPTIONAL and _has_verifier(spec, served))
-        table = None
+        table, unknown = None, None
         if Feature.EARLY_STOP in strategy.supports and (needs_verifier or use is VerifierUse.OPTIONAL):
             table = _choose_calibration(calibration, spec, policy, served, has_scores=needs_verifier)
+            table, unknown = _narrow(table, params.calibration_family)
         spec = resolve_python(spec, [selector.find(served.values()) for selector, _ in policy_selectors(spec)])
         policies = await _open_policies(spec, engine, served, prices or {})
         prompt = await tokenize_problem(spec, engine, policy)
@@ -166,6 +168,7 @@ async def open_search(
             comparer=comparer,
             verifier=_find_verifier_model(spec, policy, served) if scorer or comparer else None,
             calibration=table,
+            calibration_gap=unknown,
             left_out=tuple(left_out),
             functions=open_function_reader(spec, models),
             calls=calls,
@@ -274,6 +277,26 @@ def _keep_if_fitting(calibration: Calibration, wrong: str | None) -> Calibration
         return calibration
     _warn(f"{wrong}: it is left out, and agreement alone makes sure; 'reasoner calibrate' fits another")
     return None
+
+
+def _narrow(calibration: Calibration | None, family: str | None) -> tuple[Calibration | None, str | None]:
+    """Return the part of the table for a family of tasks, or for questions of any, and why there is none.
+
+    Raises ``JobRefused`` for a family that is named and not in the table.
+    """
+    if family is not None:
+        names = [] if calibration is None else [each.name for each in calibration.families]
+        if calibration is None or family not in names:
+            known = ", ".join(map(repr, names)) or "no table with families holds for this job's models"
+            raise JobRefused("invalid-request", "strategy.family", f"unknown family {family!r}: {known}")
+        return calibration.narrow(family), None
+    if calibration is not None and len(calibration.families) == 1:
+        return calibration.narrow(calibration.families[0].name), None
+    weak = [] if calibration is None else calibration.list_weak_families()
+    if not weak:
+        return calibration, None
+    told = "; ".join(f"{each.name}: {each.common}" for each in weak)
+    return None, f"what its families have in common is behind all samples ({told}): name the family of the question"
 
 
 @lru_cache(64)

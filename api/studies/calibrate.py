@@ -124,9 +124,30 @@ def _print(console: Console, table: Calibration, out: Path) -> None:
         )
         low = part.below
     console.print(view)
+    _print_families(console, table)
     reliability = table.reliability
     console.print(
         f"probe of {table.probe}; on problems that were not fitted: ECE {reliability.ece:.3f}, "
         f"Brier {reliability.brier:.3f}; written to {out}",
         markup=False,
     )
+
+
+def _print_families(console: Console, table: Calibration) -> None:
+    """Print for each family what auto solves with its own table and with the common one, beside the whole pool."""
+    view = Table("family", "stops at", "solved", "common table", "whole pool", "tokens", "of the whole pool")
+    for family in table.families:
+        own, common = family.check, family.common
+        view.add_row(
+            family.name,
+            f"{family.confidence:g}",
+            f"{own.accuracy:.3f}",
+            f"{common.accuracy:.3f}{' (behind)' if common.is_behind else ''}",
+            f"{own.reference:.3f} ± {own.error:.3f}",
+            f"{own.tokens:.0f}",
+            f"{own.tokens / max(1.0, own.reference_tokens):.2f}",
+        )
+    console.print(view)
+    if len(table.families) > 1 and table.list_weak_families():
+        console.print("A job that names no family gets no table: what is common to all is behind on some. Name it:")
+        console.print(f"  --strategy auto:family={table.families[0].name}", markup=False)

@@ -98,6 +98,40 @@ class Reliability(StrictModel):
     """(mean predicted probability, fraction right, weight) of each non-empty bin."""
 
 
+class Check(StrictModel):
+    """``auto`` beside all samples of the pool, on problems that were not fitted; both are simulated from the trials."""
+
+    problems: Annotated[int, Field(ge=0)]
+    accuracy: Share
+    reference: Share
+    """Accuracy of the best-scored sample of the whole pool; without a verifier, of its majority."""
+    error: Annotated[float, Field(ge=0)]
+    """Standard error of the difference of both."""
+    tokens: Annotated[float, Field(ge=0)]
+    reference_tokens: Annotated[float, Field(ge=0)]
+
+    @property
+    def is_behind(self) -> bool:
+        """True if ``auto`` has lost more than chance explains: one standard error."""
+        return self.accuracy < self.reference - self.error
+
+    def __str__(self) -> str:
+        return f"{self.accuracy:.3f} beside {self.reference:.3f}, on {self.problems} problems"
+
+
+class Family(StrictModel):
+    """What was fitted on the problems of one suite alone."""
+
+    name: str
+    curve: Curve
+    confidence: Share
+    """Probability at which ``auto`` stops if the job sets none."""
+    bins: Annotated[list[Bin], Field(min_length=1, max_length=32)]
+    check: Check
+    common: Check
+    """The curve and the bins of all families together, on the problems of this one."""
+
+
 class Calibration(StrictModel):
     """A fitted table: the schema of its file."""
 
@@ -115,13 +149,31 @@ class Calibration(StrictModel):
     bins: Annotated[list[Bin], Field(min_length=1, max_length=32)]
     """Bins by increasing ``below``; the last one ends at 1."""
     reliability: Reliability
+    families: Annotated[list[Family], Field(max_length=256)] = Field(default_factory=list)
+    """A table for each family of tasks, for jobs that name theirs."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
-        edges = [difficulty.below for difficulty in self.bins]
-        if edges != sorted(set(edges)) or edges[-1] != 1.0:
-            raise ValueError(f"bins: 'below' must rise and end at 1, got {edges}")
+        for bins in (self.bins, *(family.bins for family in self.families)):
+            edges = [difficulty.below for difficulty in bins]
+            if edges != sorted(set(edges)) or edges[-1] != 1.0:
+                raise ValueError(f"bins: 'below' must rise and end at 1, got {edges}")
+        names = [family.name for family in self.families]
+        if len(set(names)) < len(names):
+            raise ValueError(f"families: each name once, got {names}")
         return self
+
+    def list_weak_families(self) -> list[Family]:
+        """Return the families on which what is common to all of them is behind the whole pool."""
+        return [family for family in self.families if family.common.is_behind]
+
+    def narrow(self, name: str) -> Calibration:
+        """Return the table of one family. Raises ``KeyError`` for a name that it does not have."""
+        for family in self.families:
+            if family.name == name:
+                parts = {"curve": family.curve, "confidence": family.confidence, "bins": family.bins, "families": []}
+                return self.model_copy(update=parts)
+        raise KeyError(name)
 
     def select_stages(self, confidence: float) -> list[StrategySpec]:
         """Return the stages for a question whose answer after the probe is right with this probability."""

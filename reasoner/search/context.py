@@ -42,6 +42,8 @@ class SearchContext:
     """The verifier's model, if it has one and the strategy uses it."""
     calibration: Calibration | None = None
     """Calibration table that holds for the job's models, if there is one."""
+    calibration_gap: str | None = None
+    """Why that table is left out for this question."""
     left_out: tuple[str, ...] = ()
     """Models of the job whose servers were away when the search began."""
     functions: FunctionReader | None = None

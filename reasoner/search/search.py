@@ -55,6 +55,7 @@ class Search:
         """For each policy the node from which it begins solutions; with several they are children of ``root``."""
         self._find_thought(self.root)
         self.calibration = context.calibration
+        self.calibration_gap = context.calibration_gap
         self.equivalence = context.equivalence.settled_by(self.record_result)
         self._weights = [policy.weight for policy in context.policies]
         self._replay_log = replay_log

@@ -10,7 +10,9 @@ Best Alternative" (each next stage runs only while the best answer so far is not
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from reasoner.answers.votes import group_equivalent
 from reasoner.jobs.spec import StrategySpec
@@ -24,6 +26,13 @@ NUM_PROBES = 2
 class Auto(Params):
     n: Samples = 16
     """Upper limit of the ``n`` of every stage."""
+    family: Annotated[
+        str | None, Field(max_length=128, description="Family of tasks of the calibration that the question is one of.")
+    ] = Field(None, exclude_if=lambda family: family is None)
+
+    @property
+    def calibration_family(self) -> str | None:
+        return self.family
 
 
 def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
@@ -42,6 +51,7 @@ def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
             "plan",
             {
                 "calibrated": table is not None,
+                **({} if search.calibration_gap is None else {"uncalibrated": search.calibration_gap}),
                 "confidence": choice.confidence,
                 "stages": [stage.model_dump() for stage in plan],
             },

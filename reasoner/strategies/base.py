@@ -33,6 +33,11 @@ class Params(StrictModel):
         """The models that the parameters name, by parameter: each must be one of the job's."""
         return {}
 
+    @property
+    def calibration_family(self) -> str | None:
+        """The family of tasks whose part of a calibration the search reads; ``None`` for what is common to all."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerLeader:

@@ -12,13 +12,13 @@ from engine.protocol.types import EngineClient, ModelInfo, list_answering
 from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.resolve import resolve_program_job
 from reasoner.confidence.calibration import Bin, Calibration, Curve, ModelFingerprint, Reliability
+from reasoner.evaluation.calibrate.families import fit_families, fit_table, name_families
 from reasoner.evaluation.calibrate.fitting import (
     PROBE,
     THOUGHTS,
     TREES,
     Measured,
     fit_curve,
-    fit_stages,
     gather,
     list_menu,
     mean_cost,
@@ -34,8 +34,9 @@ from reasoner.search.policies.selection import ModelSelector, can_generate, veri
 from reasoner.search.policies.thoughts import find_thought_format
 
 CONFIDENCE = 0.8
+"""Probability at which the tree searches of the fit stop."""
 WORTH = 3_000
-"""Value of one additional right answer, in tokens; at least that of ``WORTH_SAMPLES``."""
+"""Least value of one additional right answer, in tokens; at least that of ``WORTH_SAMPLES``."""
 WORTH_SAMPLES = 20
 """Number of samples that an additional right answer is worth, where they are long."""
 
@@ -103,10 +104,16 @@ async def calibrate(
 
     table = _begin_table(command, suites, policy=policy, verifier=scores, curve=fit_curve(await run([pool], seed)))
     measured = await run(stages, seed + 1, table)  # the pool's seed would repeat the pool's solutions
-    worth = max(WORTH, WORTH_SAMPLES * mean_cost(measured))
-    bins = fit_stages(measured, table.curve, list_menu(stages), confidence=CONFIDENCE, worth=worth)
-    held = reliability(fit_curve(measured[::2]), measured[1::2])
-    return Calibration(**dict(table) | {"bins": bins, "reliability": held})
+    worth, menu = max(WORTH, WORTH_SAMPLES * mean_cost(measured)), list_menu(stages)
+    common = fit_table(measured, menu, worth)
+    names = name_families(suite.name for suite in suites)
+    fitted = {
+        "bins": common.bins,
+        "confidence": common.confidence,
+        "families": fit_families(measured, menu, names, worth=worth, common=common),
+        "reliability": reliability(fit_curve(measured[::2]), measured[1::2]),
+    }
+    return Calibration(**dict(table) | fitted)
 
 
 def _begin_table(

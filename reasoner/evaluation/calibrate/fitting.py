@@ -75,6 +75,15 @@ class Path:
     tokens: float
 
 
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What each list of stages does on the problems of one bin of difficulty, whose upper edge is ``below``."""
+
+    below: float
+    members: list[Measured]
+    choices: list[tuple[Stages, list[Path]]]
+
+
 def gather(trials: Iterable[Trial], pool_spec: StrategySpec = POOL) -> list[Measured]:
     """Group the trials by problem; problems without a pool, the trial of ``pool_spec``, are omitted."""
     by_problem: dict[str, dict[str, Trial]] = defaultdict(dict)
@@ -203,21 +212,52 @@ def fit_stages(
     problems: Sequence[Measured], curve: Curve, menu: Sequence[Stages], *, confidence: float, worth: float
 ) -> list[Bin]:
     """Return the bins, each with the most valuable stages of the menu."""
+    return choose_bins(problems, try_menu(problems, curve, menu, confidence), worth)
+
+
+def try_menu(problems: Sequence[Measured], curve: Curve, menu: Sequence[Stages], confidence: float) -> list[Tried]:
+    """Return the problems of each bin, by difficulty, and what each list of stages does on them."""
+    return [
+        Tried(
+            below, members, [(stages, [simulate(one, stages, curve, confidence) for one in members]) for stages in menu]
+        )
+        for below, members in _group_by_difficulty(problems, curve)
+    ]
+
+
+def choose_bins(problems: Sequence[Measured], tried: Sequence[Tried], worth: float) -> list[Bin]:
+    """Return the bins, each with the stages that are the most valuable if a right answer is worth so many tokens."""
     bins = []
-    for below, members in _group_by_difficulty(problems, curve):
-        weights = _weigh_members(members, problems)
-        choices = [(stages, [simulate(member, stages, curve, confidence) for member in members]) for stages in menu]
-        stages, paths = max(choices, key=lambda choice: _compute_value(choice[1], weights, worth))
+    for each in tried:
+        weights = _weigh_members(each.members, problems)
+        stages, paths = max(each.choices, key=lambda choice: _compute_value(choice[1], weights, worth))
         bins.append(
             Bin(
-                below=below,
+                below=each.below,
                 stages=list(stages),
-                problems=len(members),
-                accuracy=sum(path.right for path in paths) / len(members),
-                tokens=sum(path.tokens for path in paths) / len(members),
+                problems=len(paths),
+                accuracy=sum(path.right for path in paths) / len(paths),
+                tokens=sum(path.tokens for path in paths) / len(paths),
             )
         )
     return bins
+
+
+def simulate_bins(problem: Measured, bins: Sequence[Bin], curve: Curve, confidence: float) -> Path:
+    """Simulate ``auto`` with the stages of the problem's bin."""
+    chance = _estimate_difficulty(problem, curve)
+    return simulate(problem, tuple(next(each.stages for each in bins if chance < each.below)), curve, confidence)
+
+
+def choose_from_pool(problem: Measured) -> Path:
+    """Return the choice from all samples: the one with the highest score, without scores the most frequent answer."""
+    tokens = problem.head + _compute_cost(problem, problem.pool)
+    answered = [sample for sample in problem.pool if sample.answer is not None]
+    scored = [sample for sample in answered if sample.score is not None]
+    if scored:
+        return Path(max(scored, key=lambda sample: sample.score or 0.0).right, tokens)
+    votes = Counter(sample.answer for sample in answered)
+    return Path(bool(answered) and max(answered, key=lambda sample: votes[sample.answer]).right, tokens)
 
 
 def simulate(problem: Measured, stages: Stages, curve: Curve, confidence: float) -> Path:
@@ -255,15 +295,20 @@ def _predict_best(curve: Curve, candidates: Sequence[Candidate]) -> tuple[float,
 
 def _group_by_difficulty(problems: Sequence[Measured], curve: Curve) -> list[tuple[float, list[Measured]]]:
     """Group the problems by difficulty; a small bin is merged with the next easier one, the last with the previous."""
-    chances = [_predict_best(curve, hide_repeated_scores(problem.pool[:PROBE]))[0] for problem in problems]
+    chances = [_estimate_difficulty(problem, curve) for problem in problems]
     bins: list[tuple[float, list[Measured]]] = []
     members: list[Measured] = []
     for low, below in pairwise((0.0, *EDGES)):
-        members += [item for item, chance in zip(problems, chances, strict=True) if low <= min(chance, LAST) < below]
+        members += [item for item, chance in zip(problems, chances, strict=True) if low <= chance < below]
         if len(members) >= FEWEST or (not bins and below == 1.0):
             bins.append((below, members))
             members = []
     return [*bins[:-1], (1.0, bins[-1][1] + members)]
+
+
+def _estimate_difficulty(problem: Measured, curve: Curve) -> float:
+    """Return the probability after the probe that the answer is right, below 1."""
+    return min(_predict_best(curve, hide_repeated_scores(problem.pool[:PROBE]))[0], LAST)
 
 
 def _weigh_members(members: Sequence[Measured], problems: Sequence[Measured]) -> list[float]:
