@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.real.tasks import MAX_TOKENS, MODEL_NAME, TASKS, TEMPERATURE
+from reasoner.evaluation.calibrate.families import name_families
 
 GSM8K_TOKENS = 200
 """Longest solution of a problem of GSM8K."""
 WITHOUT_VERIFIER = ("greedy", "self_consistency", "deepconf")
-WITH_VERIFIER = ("best_of_n", "weighted_vote", "beam", "dvts", "mcts", "auto")
-CALIBRATION_PROBLEMS = 40
+WITH_VERIFIER = ("best_of_n", "weighted_vote", "beam", "dvts", "mcts")
+CALIBRATION_PROBLEMS = 100
 """Training problems of each task that the table of ``auto`` is fitted on."""
 
 
@@ -55,7 +56,9 @@ class RealPlan:
         return steps
 
     def _evaluate(self, suite: str, name: str, max_tokens: int) -> Step:
-        strategies = WITHOUT_VERIFIER + WITH_VERIFIER * (self.training > 0)
+        family = name_families(self.tasks).get(suite)
+        auto = "auto" if family is None else f"auto:family={family}"
+        strategies = WITHOUT_VERIFIER + (*WITH_VERIFIER, auto) * (self.training > 0)
         options = {
             "--model": f"{MODEL_NAME}={self.model}",
             "--strategy": ",".join(strategies),

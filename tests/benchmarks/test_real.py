@@ -49,8 +49,10 @@ def test_searches_are_planned_only_with_a_probe() -> None:
         evaluations = [step for step in plan.steps() if step.arguments[0] == "eval"]
         for step in evaluations:
             strategies = step.arguments[step.arguments.index("--strategy") + 1].split(",")
-            assert set(strategies) == {"greedy", "self_consistency", "deepconf"} | names
+            assert {name.partition(":")[0] for name in strategies} == {"greedy", "self_consistency", "deepconf"} | names
             assert ("REASONER_PROBE" in step.environment) == ("REASONER_CALIBRATION" in step.environment) == bool(names)
+    evaluated = [step.arguments for step in verified.steps() if step.arguments[0] == "eval"]
+    assert ["auto:family=aiw" in ",".join(arguments) for arguments in evaluated] == [True, *[False] * (len(TASKS) - 1)]
     assert alone.steps()[-1].arguments[:2] == ("eval", "g.jsonl")
     assert len(alone.steps()) == len(TASKS) + 1
 
