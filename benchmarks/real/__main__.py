@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--live-n", default="4,16", help="numbers of samples of searches (%(default)s)")
     parser.add_argument("--training", type=int, default=200, help="problems of each task for the probe (%(default)s)")
     parser.add_argument("--task", action="append", help="a suite instead of the chosen ones; repeatable")
+    parser.add_argument("--strategy", default="", help="strategies instead of all, separated by commas")
     parser.add_argument("--gsm8k", type=Path, help="also measure on a file of GSM8K's shape")
     parser.add_argument("--report-only", action="store_true", help="make the report of the runs that there are")
     arguments = parser.parse_args()
@@ -43,6 +44,7 @@ def main() -> None:
             ns=arguments.n,
             live_ns=arguments.live_n,
             tasks=tuple(arguments.task or TASKS),
+            strategies=tuple(filter(None, arguments.strategy.split(","))),
             gsm8k=arguments.gsm8k,
             training=arguments.training,
         )

@@ -13,7 +13,7 @@ from reasoner.evaluation.calibrate.families import name_families
 GSM8K_TOKENS = 200
 """Longest solution of a problem of GSM8K."""
 WITHOUT_VERIFIER = ("greedy", "self_consistency", "deepconf")
-WITH_VERIFIER = ("best_of_n", "weighted_vote", "beam", "dvts", "mcts")
+WITH_VERIFIER = ("best_of_n", "weighted_vote", "beam", "dvts", "mcts", "auto")
 CALIBRATION_PROBLEMS = 100
 """Training problems of each task that the table of ``auto`` is fitted on."""
 
@@ -38,6 +38,8 @@ class RealPlan:
     ns: str = "1,4,16,64"
     live_ns: str = "4,16"
     tasks: tuple[str, ...] = TASKS
+    strategies: tuple[str, ...] = ()
+    """Those to run instead of all."""
     gsm8k: Path | None = None
     training: int = 200
     """Training problems of each task, whose solutions the probe is fitted on; 0: no probe, and no search."""
@@ -56,9 +58,9 @@ class RealPlan:
         return steps
 
     def _evaluate(self, suite: str, name: str, max_tokens: int) -> Step:
+        chosen = self.strategies or WITHOUT_VERIFIER + WITH_VERIFIER * (self.training > 0)
         family = name_families(self.tasks).get(suite)
-        auto = "auto" if family is None else f"auto:family={family}"
-        strategies = WITHOUT_VERIFIER + (*WITH_VERIFIER, auto) * (self.training > 0)
+        strategies = [f"auto:family={family}" if name == "auto" and family is not None else name for name in chosen]
         options = {
             "--model": f"{MODEL_NAME}={self.model}",
             "--strategy": ",".join(strategies),
