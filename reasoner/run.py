@@ -126,10 +126,9 @@ async def open_search(
         policy = policy_selector(spec).find(served.values())
         use = strategy.verifier_use(params)
         needs_verifier = use.needs_scores or (use is VerifierUse.OPTIONAL and _has_verifier(spec, served))
-        table, unknown = None, None
-        if Feature.EARLY_STOP in strategy.supports and (needs_verifier or use is VerifierUse.OPTIONAL):
-            table = _choose_calibration(calibration, spec, policy, served, has_scores=needs_verifier)
-            table, unknown = _narrow(table, params.calibration_family)
+        reads = Feature.EARLY_STOP in strategy.supports and (needs_verifier or use is VerifierUse.OPTIONAL)
+        table = _choose_calibration(calibration, spec, policy, served, has_scores=needs_verifier) if reads else None
+        table, unknown = _narrow(table, params.calibration_family)
         spec = resolve_python(spec, [selector.find(served.values()) for selector, _ in policy_selectors(spec)])
         policies = await _open_policies(spec, engine, served, prices or {})
         prompt = await tokenize_problem(spec, engine, policy)

@@ -120,7 +120,7 @@ class Check(StrictModel):
 
 
 class Family(StrictModel):
-    """What was fitted on the problems of one suite alone."""
+    """A table fitted on the problems of one suite alone."""
 
     name: str
     curve: Curve

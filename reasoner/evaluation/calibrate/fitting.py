@@ -77,7 +77,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What each list of stages does on the problems of one bin of difficulty, whose upper edge is ``below``."""
+    """The outcome of each list of stages on the problems of one bin of difficulty, whose upper edge is ``below``."""
 
     below: float
     members: list[Measured]
