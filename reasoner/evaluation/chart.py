@@ -66,7 +66,7 @@ def draw_results(rows: Sequence[Row], pooled: Collection[str], title: str, path:
     for panel in axes[0]:
         panel.set_xlim(lowest, highest * (highest / lowest) ** 0.42)  # room for the names
         set_token_ticks(panel)
-        _label_lines(panel, panel.ends, highest)
+        label_lines(panel, panel.ends, highest)
     axes[0][0].set_ylabel("problems solved")
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=150)
@@ -120,7 +120,7 @@ def _draw_line(panel: Any, name: str, line: Sequence[Row], index: int) -> tuple[
     return tokens[-1], values[-1], label, colour
 
 
-def _label_lines(panel: Any, ends: Sequence[tuple[float, float, str, str]], right: float) -> None:
+def label_lines(panel: Any, ends: Sequence[tuple[float, float, str, str]], right: float) -> None:
     """Write the labels beside the ends of their lines, spread vertically where they would overlap."""
     ends = sorted(ends, key=lambda end: end[1])
     heights: list[float] = []

@@ -7,8 +7,8 @@ busy, the request is retried and the job resumes from its journal: an engine fai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from types import MappingProxyType
 
@@ -17,6 +17,7 @@ from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.resolve import resolve_program_job
 from reasoner.answers.equivalence import Equivalence
 from reasoner.base_model import VerifierSpec
+from reasoner.budget.prices import Prices
 from reasoner.confidence.calibration import Calibration
 from reasoner.evaluation.plan import BEST_OF_N, DEEPCONF, GREEDY, MAJORITY, EvaluationPlan, Stage, StrategyCase
 from reasoner.evaluation.pool import SamplePool, decide
@@ -42,6 +43,8 @@ RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 Advance = Callable[[Stage, int, int], None]
 """Progress callback with arguments (stage, problems done, problems)."""
+Measure = Callable[[Stage, Problem, MemoryJournal], Awaitable[list[Run]]]
+"""Function that returns the runs of one problem at one stage; called again with the same journal, it continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class EvaluationContext:
     """Defaults by model, as in a service: prompts, sampling, stop strings."""
     tools: Sequence[PythonTool] = ()
     """Tools that the models may use."""
+    prices: Mapping[str, Prices] = field(default_factory=dict)
+    """Prices by model."""
 
     @classmethod
     async def of(
@@ -74,6 +79,7 @@ class EvaluationContext:
         calibration: Calibration | None = None,
         defaults: Mapping[str, ModelDefaults] = MappingProxyType({}),
         tools: Sequence[PythonTool] = (),
+        prices: Mapping[str, Prices] = MappingProxyType({}),
     ) -> EvaluationContext:
         """Create with the engine's models. Raises ``InvalidRequest`` if it does not serve a model of the plan,
         and if the suite runs answers where there is no sandbox.
@@ -97,7 +103,19 @@ class EvaluationContext:
         is_welcome = scores and VerifierUse.OPTIONAL in uses
         is_used = is_served and (needed or is_welcome)
         used = verifier if is_used else None
-        return cls(suite, plan, engine, models, used, sampling, concurrency, calibration, defaults, tools)
+        return cls(
+            suite=suite,
+            plan=plan,
+            engine=engine,
+            models=models,
+            verifier=used,
+            sampling=sampling,
+            concurrency=concurrency,
+            calibration=calibration,
+            defaults=defaults,
+            tools=tools,
+            prices=prices,
+        )
 
     def choose_verifier(self, strategy: str) -> VerifierSpec | None:
         """Return the verifier that a strategy uses: one that compares, or one that scores."""
@@ -127,28 +145,32 @@ def is_incomplete(suite: Suite, plan: EvaluationPlan, file: RunFile) -> bool:
 
 async def evaluate(setting: EvaluationContext, file: RunFile, advance: Advance) -> None:
     """Add every missing item of the plan to the file. Raises the engine's errors; the same call then resumes."""
-    done = file.done()
-    problems = setting.suite.problems
+
+    async def measure(stage: Stage, problem: Problem, journal: MemoryJournal) -> list[Run]:
+        return await (_run_pool if stage.case is None else run_live)(setting, stage, problem, journal)
+
     with keep_workers_alive():
         for stage in setting.plan.stages():
-            todo = [problem for problem in problems if (stage.name, stage.seed, problem.id) not in done]
-            advance(stage, len(problems) - len(todo), len(problems))
-            if todo:
-                await setting.engine.clear_cache()
-                await _measure_stage(setting, stage, todo=todo, file=file, advance=advance)
+            await measure_stage(setting, stage, measure, file=file, advance=advance)
 
 
-async def _measure_stage(
-    setting: EvaluationContext, stage: Stage, todo: list[Problem], file: RunFile, advance: Advance
+async def measure_stage(
+    setting: EvaluationContext, stage: Stage, measure: Measure, file: RunFile, advance: Advance
 ) -> None:
+    """Add the items of a stage that the file lacks, several at a time. Raises the engine's errors."""
+    problems, done = setting.suite.problems, file.done()
+    todo = [problem for problem in problems if (stage.name, stage.seed, problem.id) not in done]
+    total, count = len(problems), len(problems) - len(todo)
+    advance(stage, count, total)
+    if not todo:
+        return
+    await setting.engine.clear_cache()
     remaining = iter(todo)
-    total = len(setting.suite.problems)
-    count = total - len(todo)
 
     async def work() -> None:
         nonlocal count
         for problem in remaining:
-            file.add(await _measure_problem(setting, stage, problem))
+            file.add(await _measure_problem(stage, problem, measure))
             count += 1
             advance(stage, count, total)
 
@@ -160,11 +182,11 @@ async def _measure_stage(
         raise errors.exceptions[0] from None
 
 
-async def _measure_problem(setting: EvaluationContext, stage: Stage, problem: Problem) -> FinishedItem:
+async def _measure_problem(stage: Stage, problem: Problem, measure: Measure) -> FinishedItem:
     journal = MemoryJournal()
     for pause in (*RETRY_DELAYS_SECONDS, None):
         try:
-            runs = await (_run_pool if stage.case is None else _run_live)(setting, stage, problem, journal)
+            runs = await measure(stage, problem, journal)
         except EngineUnavailable:
             if pause is None:
                 raise
@@ -178,10 +200,11 @@ async def _measure_problem(setting: EvaluationContext, stage: Stage, problem: Pr
     raise AssertionError("the last attempt returns or raises")
 
 
-async def _run_live(setting: EvaluationContext, stage: Stage, problem: Problem, journal: MemoryJournal) -> list[Run]:
+async def run_live(setting: EvaluationContext, stage: Stage, problem: Problem, journal: MemoryJournal) -> list[Run]:
+    """Run the job of a live stage on a problem, and return its one run."""
     assert stage.case is not None
-    spec = _create_spec(setting, stage, problem, stage.case)
-    outcome = await run_job(spec, setting.engine, journal, calibration=setting.calibration)
+    spec = create_spec(setting, stage, problem, stage.case)
+    outcome = await run_job(spec, setting.engine, journal, prices=setting.prices, calibration=setting.calibration)
     nodes = fold_events(journal.entries).nodes.values()
     answers = [node.answer for node in nodes if node.end_reason not in (None, "step", "said")]
     usage, answer = outcome.usage, outcome.result.answer
@@ -210,6 +233,8 @@ async def _run_live(setting: EvaluationContext, stage: Stage, problem: Problem, 
             seconds=usage.seconds,
             correct_strict=float(correct and level == "strict"),
             flexible=float(level == "flexible"),
+            cost=usage.cost,
+            budget=None if stage.budget is None else stage.budget.amount,
         )
     ]
 
@@ -219,7 +244,7 @@ async def _run_pool(setting: EvaluationContext, stage: Stage, problem: Problem, 
     scored = any(STRATEGIES[case.name].needs_verifier for case in plan.pooled)
     confidence = STRATEGIES[DEEPCONF].params().top if any(case.name == DEEPCONF for case in plan.pooled) else None
     sampler = StrategyCase("", BEST_OF_N if scored else MAJORITY)
-    async with open_search(_create_spec(setting, stage, problem, sampler), setting.engine, journal) as search:
+    async with open_search(create_spec(setting, stage, problem, sampler), setting.engine, journal) as search:
         async with search.stream() as stream:
             stream.complete([search.root], stage.n, confidence=confidence)
             async for _ in stream:
@@ -235,7 +260,8 @@ async def _run_pool(setting: EvaluationContext, stage: Stage, problem: Problem, 
     return await decide(pool, problem.id, seed=stage.seed, cases=cases, ceiling=plan.grid(), equal=Equivalence())
 
 
-def _create_spec(setting: EvaluationContext, stage: Stage, problem: Problem, case: StrategyCase) -> JobSpec:
+def create_spec(setting: EvaluationContext, stage: Stage, problem: Problem, case: StrategyCase) -> JobSpec:
+    """Return the job of a strategy on a problem at a stage, with the stage's budget if it has one."""
     models = (stage.model, *(setting.plan.mixed if case.name != GREEDY else ()))
     noise = blake2b(f"{stage.seed}/{problem.id}".encode(), digest_size=8)
     request = JobRequest.model_validate(
@@ -249,6 +275,7 @@ def _create_spec(setting: EvaluationContext, stage: Stage, problem: Problem, cas
             "answer": setting.suite.answer_spec,
             "tools": [*setting.tools, *problem.tools],
             "confidence": case.confidence,
+            "budget": {} if stage.budget is None else {stage.budget.quantity: stage.budget.amount},
             "seed": int.from_bytes(noise.digest(), "big") >> 1,
         }
     )

@@ -49,6 +49,14 @@ class StrategyCase:
 
 
 @dataclass(frozen=True, slots=True)
+class StageBudget:
+    """The budget of each job of a stage: an amount of one quantity, a field of ``Budget``."""
+
+    quantity: str
+    amount: float
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """One pass over the problems with one seed: a pool of samples, or one live search at one n."""
 
@@ -58,6 +66,7 @@ class Stage:
     case: StrategyCase | None
     """Strategy of a live stage; ``None`` for the pool."""
     n: int
+    budget: StageBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,11 @@ NUM_DRAWS = 64
 """Number of subsamples for each strategy and n."""
 NUM_FULL_DRAWS = 8
 """Number of permutations of the pool for n equal to its size."""
-_MEANS = (
+MEASURED = (
     "correct", "reached", "answered", "samples", "tokens", "thought_tokens", "verifier_tokens", "correct_strict",
     "flexible",
 )  # fmt: skip
-"""Fields of ``Run`` that are means over subsamples."""
+"""Fields of ``Run`` that ``PoolSearch.measure`` returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class SamplePool:
 
     @classmethod
     def of(cls, search: Search, right: Mapping[Node, bool], parameters: tuple[int, int]) -> SamplePool:
-        """Create from a search whose root has only finished children; ``right`` marks the correct ones."""
+        """Create from finished children of a search's root; ``right`` names them and marks the correct ones."""
         ids: dict[tuple[int, Token], int] = {}
-        nodes = sorted(search.root.children, key=lambda node: node.path)  # independent of the order of arrival
+        nodes = sorted(right, key=lambda node: node.path)  # independent of the order of arrival
         samples = tuple(
             Sample(
                 node,
@@ -157,7 +157,7 @@ class PoolSearch(Search):
         return random.Random(f"{self.spec.seed}/{node.id}/{purpose}")
 
     def measure(self, chosen: Node | None) -> tuple[float, ...]:
-        """Return the values of ``_MEANS`` after the strategy has chosen."""
+        """Return the values of ``MEASURED`` after the strategy has chosen."""
         return (
             chosen is not None and self._of[chosen].right,
             any(self._of[node].right for node in self.root.children),
@@ -189,9 +189,14 @@ class PoolSearch(Search):
             sample = self._of[node]
             if sample.score is not None and node.score is None:
                 node.scores, node.score = sample.scores, sample.score
-                self._scored_prefixes |= sample.prefixes
-                self._scored_texts.add(max(sample.prefixes))  # ids rise along a text
-                self._scored_tokens += len(sample.prefixes)
+                self.bill_score(sample)
+
+    def bill_score(self, sample: Sample) -> None:
+        """Add what the verifier takes for a sample, if it gave it a score."""
+        if sample.score is not None:
+            self._scored_prefixes |= sample.prefixes
+            self._scored_texts.add(max(sample.prefixes))  # ids rise along a text
+            self._scored_tokens += len(sample.prefixes)
 
     async def prune(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
@@ -284,7 +289,7 @@ async def decide(
                 search = PoolSearch(pool, [pool.samples[index] for index in indices], equal)
                 choice = await strategy.run(search, params)
                 measured.append(search.measure(choice.node))
-            columns = zip(_MEANS, zip(*measured, strict=True), strict=True)
+            columns = zip(MEASURED, zip(*measured, strict=True), strict=True)
             means = {name: sum(values) / len(values) for name, values in columns}
             cost = _compute_cost(pool, means["tokens"], means["verifier_tokens"])
             runs.append(Run(pool.spec.model or "", case.label, n=n, seed=seed, problem=problem, **means, **cost))

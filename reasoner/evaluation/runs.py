@@ -55,6 +55,10 @@ class Run:
     """1 if the answer is correct and the solution states it: ``correct`` without flexible answers."""
     flexible: float
     """1 if the answer was extracted at the flexible level."""
+    cost: float = 0.0
+    """Money, by the prices of the models."""
+    budget: float | None = None
+    """Limit of the job, in the quantity by which strategies are matched; ``None`` without one."""
 
     @property
     def total_tokens(self) -> float:
@@ -89,6 +93,7 @@ class ItemFile(Generic[T]):
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Id of the file, by which the same run is known when it is resumed."""
     _file: Any = None
+    _is_new: bool = False
 
     def __enter__(self) -> Self:
         if self.folder is not None:
@@ -100,9 +105,12 @@ class ItemFile(Generic[T]):
                 raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        if self._file is None:
+            return
+        if kind is not None and self._is_new and not self.items:  # an error before the first item leaves nothing
+            Path(self._file.name).unlink()
+        self._file.close()
 
     def add(self, item: T) -> None:
         """Add an item; its line is written when this returns."""
@@ -124,6 +132,7 @@ class ItemFile(Generic[T]):
             self._file.seek(0, os.SEEK_END)
         header = {"format": FORMAT, **self.header}
         if not complete:
+            self._is_new = True
             self._file.write(json.dumps(header | {"run": self.run}, separators=(",", ":")).encode() + b"\n")
             return
         for number, line in enumerate(complete.splitlines(), 1):

@@ -111,7 +111,7 @@ async def test_a_resample_of_the_whole_pool_has_the_bill_of_the_live_job() -> No
             SUITE, plan("best_of_n", 8), ScriptedEngine(), PRM, Sampling(), 1, defaults=PLAIN
         )
         for name in ("self_consistency", "best_of_n", "weighted_vote"):
-            spec = measure._create_spec(setting, stage, problem, StrategyCase(name, name))
+            spec = measure.create_spec(setting, stage, problem, StrategyCase(name, name))
             alone = await run_job(spec, ScriptedEngine(), MemoryJournal())
             run = by_case[name, 8, problem.id]
             assert (run.tokens, run.verifier_tokens) == (
@@ -124,7 +124,7 @@ async def test_a_resample_of_the_whole_pool_has_the_bill_of_the_live_job() -> No
 async def test_a_resample_pays_one_question_for_each_solution_that_is_graded() -> None:
     engine, problem, verifier = ScriptedEngine(context=3000), SUITE.problems[0], GradedVerifier()
     setting = await EvaluationContext.of(SUITE, plan("best_of_n", 8), engine, verifier, Sampling(), 1, defaults=PLAIN)
-    spec = measure._create_spec(
+    spec = measure.create_spec(
         setting, Stage("", "policy", 0, None, 8), problem, StrategyCase("best_of_n", "best_of_n")
     )
     strategy = STRATEGIES["best_of_n"]
@@ -144,7 +144,7 @@ async def test_strategies_choose_the_same_from_a_pool_resample_as_alone() -> Non
     engine, problem = ScriptedEngine(), SUITE.problems[0]
     setting = await EvaluationContext.of(SUITE, plan("best_of_n", 8), engine, PRM, Sampling(), 1, defaults=PLAIN)
     for name in ("self_consistency", "best_of_n", "weighted_vote"):
-        spec = measure._create_spec(setting, Stage("", "policy", 0, None, 8), problem, StrategyCase(name, name))
+        spec = measure.create_spec(setting, Stage("", "policy", 0, None, 8), problem, StrategyCase(name, name))
         async with open_search(spec, engine, MemoryJournal()) as search:
             strategy = STRATEGIES[name]
             alone = await strategy.run(search, strategy.params())
@@ -235,7 +235,7 @@ async def test_deepconf_on_finished_solutions_uses_the_pool_and_decides_as_alone
     runs = await measured(replace(wanted, live=()), Sure())
     setting = await EvaluationContext.of(SUITE, wanted, Sure(), PRM, Sampling(), 1, defaults=PLAIN)
     for problem in SUITE.problems:
-        spec = measure._create_spec(setting, Stage("", "policy", 0, None, 8), problem, wanted.pooled[0])
+        spec = measure.create_spec(setting, Stage("", "policy", 0, None, 8), problem, wanted.pooled[0])
         alone = await run_job(spec, Sure(), MemoryJournal())
         (run,) = [run for run in runs if (run.strategy, run.n, run.problem) == ("deepconf:keep=50", 8, problem.id)]
         assert run.tokens == alone.usage.generated
