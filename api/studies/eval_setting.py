@@ -1,4 +1,4 @@
-"""What all kinds of ``reasoner eval`` share: the conditions of a run, its engine, and its progress."""
+"""The conditions of a run of ``reasoner eval``, its engine, and its progress: what all kinds of it share."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def build_job(suite: Suite, *tools: PythonTool) -> JobSpec:
     plan = EvaluationPlan("policy", (), (), (1,), (1,))
     setting = EvaluationContext(suite, plan, ScriptedEngine(), {}, None, Sampling(), 1, None, {}, tools)
     stage = Stage("", "policy", 0, StrategyCase("greedy", "greedy"), 1)
-    return measure._create_spec(setting, stage, suite.problems[0], StrategyCase("greedy", "greedy"))
+    return measure.create_spec(setting, stage, suite.problems[0], StrategyCase("greedy", "greedy"))
 
 
 @pytest.mark.parametrize("name", ["extraction", "extraction-held", "tools"])
