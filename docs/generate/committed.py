@@ -12,6 +12,7 @@ from pathlib import Path
 from docs.generate import diagrams, layers
 from docs.generate.blocking_client import make_blocking
 from docs.generate.pages import create_pages
+from docs.generate.results import create_results_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -32,6 +33,7 @@ def find_stale() -> dict[Path, str]:
 
 def _create_files() -> dict[Path, str]:
     files = {DOCS / "reference" / name: _NOTICE + text.rstrip() + "\n" for name, text in create_pages().items()}
+    files[DOCS / "benchmarks" / "results.md"] = _NOTICE + create_results_page(ROOT / "benchmarks" / "results")
     files[CLIENT / "_client.py"] = make_blocking((CLIENT / "_async_client.py").read_text())
     files |= {diagrams.IMAGES / name: draw().svg() for name, draw in diagrams.DRAWINGS.items()}
     written = (path for path in sorted(DOCS.rglob("*.md")) if path not in files)
