@@ -1,7 +1,8 @@
 """The generated text that is committed: reference pages, diagrams, tables inside hand-written pages, and a module.
 
 A table in a page stands between ``<!-- table: FILE -->`` and ``<!-- end -->``: all of a results file below its title,
-or with ``<!-- table: FILE #2 -->`` its second table. ``<!-- layers -->`` begins the order of the folders.
+or with ``<!-- table: FILE #2 -->`` its second table. ``<!-- layers -->`` begins the order of the folders, and
+``<!-- claims: … -->`` claims beside results (``docs.generate.claims``), which ``<!-- verdicts -->`` counts.
 """
 
 from __future__ import annotations
@@ -9,19 +10,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from docs.generate import diagrams, layers
+from docs.generate import claims, diagrams, layers
 from docs.generate.blocking_client import make_blocking
 from docs.generate.pages import create_pages
 from docs.generate.results import create_results_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+STRATEGIES = DOCS / "strategies"
+RESULTS = ROOT / "benchmarks" / "results"
 CLIENT = ROOT / "reasoner" / "client"
 REMEDY = "`make docs` writes them (`.venv/bin/python -m docs.generate` does so without building the site)"
 
 _NOTICE = "<!-- Written by `make docs` from the code: change the text there. -->\n\n"
 _BLOCK = re.compile(
-    r"^(?P<start><!-- (?:table: (?P<path>\S+?)(?: #(?P<number>\d+))?|layers) -->)\n(?P<text>.*?)^<!-- end -->$",
+    r"^(?P<start><!-- (?:table: (?P<path>\S+?)(?: #(?P<number>\d+))?|claims: (?P<claims>.+?)|verdicts|layers) -->)\n"
+    r"(?P<text>.*?)^<!-- end -->$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -46,6 +50,10 @@ def fill_blocks(page: str) -> str:
 
 
 def _create_block(block: re.Match[str]) -> str:
+    if block["claims"] is not None:
+        return claims.create_table(block["claims"], RESULTS)
+    if "verdicts" in block["start"]:
+        return claims.create_summary(sorted(set(STRATEGIES.glob("*.md")) - {STRATEGIES / "index.md"}), RESULTS)
     if block["path"] is None:
         return layers.text(ROOT / "pyproject.toml")
     text = (ROOT / block["path"]).read_text()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from docs.generate.tables import fields, table
+from reasoner.plugins import OWN_PACKAGE
 
 
 def strategies(schemas: Mapping[str, Mapping[str, Any]]) -> str:
@@ -27,7 +28,14 @@ def strategies(schemas: Mapping[str, Mapping[str, Any]]) -> str:
         table(("name", "", "needs a verifier", "stops by `confidence`"), rows),
     ]
     for name, schema in schemas.items():
-        parts += [f"## {name}\n", f"{schema['summary']}\n".replace("``", "`"), _fields(schema["parameters"])]
+        summary = f"{schema['summary']}\n".replace("``", "`")
+        own = [f"[Its paper, and what is measured of it](../strategies/{name}.md).\n"]
+        parts += [
+            f"## {name}\n",
+            summary,
+            *(own if schema["package"] == OWN_PACKAGE else []),
+            _fields(schema["parameters"]),
+        ]
     return "\n".join(parts)
 
 

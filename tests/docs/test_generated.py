@@ -33,7 +33,7 @@ def test_every_marker_of_a_table_has_its_end() -> None:
         lines = [
             line
             for line in page.read_text().splitlines()
-            if line.startswith(("<!-- table:", "<!-- layers", "<!-- end"))
+            if line.startswith(("<!-- table:", "<!-- claims:", "<!-- verdicts", "<!-- layers", "<!-- end"))
         ]
         assert [line == "<!-- end -->" for line in lines] == [False, True] * (len(lines) // 2), page
 
