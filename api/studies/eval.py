@@ -42,7 +42,9 @@ def evaluate_suite(
     ] = None,
     candidates: Annotated[
         Path | None,
-        typer.Option(help="Instead of a suite: a file of questions with candidates and right answers, to choose from."),
+        typer.Option(
+            help="Instead of a suite: a file of questions with candidates and right answers, or another tool's log."
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=5000, help="Problems, at most.")] = 300,
     model: Model = None,

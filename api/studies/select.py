@@ -29,15 +29,15 @@ from reasoner.base_model import VerifierSpec
 from reasoner.client import AsyncClient
 from reasoner.evaluation.labelled_candidates import (
     RANKINGS_FILE,
-    LabelledCandidates,
     RankedQuestion,
     RankingFile,
     RuleAccuracy,
     identify,
     measure_rules,
     rank_questions,
-    read_questions,
 )
+from reasoner.evaluation.logs.log_format import LabelledCandidates
+from reasoner.evaluation.logs.registry import read_questions
 from reasoner.evaluation.runs import EvaluationMismatch
 from reasoner.evaluation.suites.suite import SuiteError
 from reasoner.evaluation.unpinned_engine import UnpinnedEngine

@@ -1,30 +1,23 @@
-"""Candidates that were drawn elsewhere: read from a file, ranked question by question, and measured by gold answers.
+"""Candidates that were drawn elsewhere: ranked question by question, and measured by right answers.
 
-One JSON object a line: ``question`` (or ``problem``), ``candidates``, a list of texts or of conversations, and for the
-measurement ``answer`` (or ``gold``), the right answer alone or at the end of a solution as in GSM8K (``#### 72``).
+``logs`` reads the files that have them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
-from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from engine.text.json_lines import NotUtf8, read_json_lines
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.spec import AnswerSpec
 from reasoner.answers.votes import count_votes, group_equivalent
+from reasoner.evaluation.logs.log_format import LabelledCandidates
 from reasoner.evaluation.runs import ItemFile
 from reasoner.evaluation.statistics import wilson_interval
-from reasoner.evaluation.suites.files.gsm8k import read_gold
-from reasoner.evaluation.suites.suite import SuiteError
-from reasoner.jobs.candidate_spec import Candidates
 from reasoner.jobs.job import RankedCandidate
 from reasoner.search.candidates import select_candidates
 from reasoner.strategies.base import choose_best_scored, elect
@@ -32,22 +25,6 @@ from reasoner.subprocess_pool import keep_workers_alive
 from reasoner.tree import Node
 
 RANKINGS_FILE = "rankings.jsonl"
-_CANDIDATES: TypeAdapter[Any] = TypeAdapter(Candidates)
-_QUESTION_FIELDS, _GOLD_FIELDS = ("question", "problem"), ("answer", "gold")
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledCandidates:
-    """A question with candidates; ``gold`` is the right answer, ``None`` if the file has none."""
-
-    id: str
-    question: str
-    candidates: list[Any]
-    gold: str | None
-
-    def to_spec(self, **fields: Any) -> dict[str, Any]:
-        """Return the fields of the job that ranks the candidates."""
-        return {"problem": self.question, "candidates": self.candidates, **fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +54,6 @@ class RuleAccuracy:
     accuracy: float
     low: float
     high: float
-
-
-def read_questions(path: Path, limit: int | None = None) -> list[LabelledCandidates]:
-    """Return the questions of a file. Raises ``SuiteError`` that names the line and what would be right."""
-    questions: list[LabelledCandidates] = []
-    try:
-        lines = list(read_json_lines(path))
-    except (OSError, NotUtf8) as error:
-        raise SuiteError(f"{path}: {error}") from None
-    for number, line in lines:
-        if limit is None or len(questions) < limit:
-            questions.append(_parse(f"{path}, line {number}", f"{path.stem}-{number}", line))
-    if not questions:
-        raise SuiteError(f"{path} holds no question: it needs one JSON object a line")
-    return questions
 
 
 def identify(questions: Sequence[LabelledCandidates]) -> str:
@@ -181,29 +143,3 @@ async def _is_right_any(answers: Sequence[str | None], gold: str, spec: AnswerSp
         if answer is not None and await equivalence.are_same(answer, gold, spec.compare):
             return True
     return False
-
-
-def _parse(where: str, name: str, line: str) -> LabelledCandidates:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise SuiteError(f"{where}: not JSON ({error}); each line is one JSON object") from None
-    if not isinstance(record, dict):
-        raise SuiteError(f"{where}: {type(record).__name__} instead of a JSON object")
-    question = next((record[field] for field in _QUESTION_FIELDS if field in record), None)
-    if not isinstance(question, str) or not question.strip():
-        raise SuiteError(f"{where}: it needs a text 'question' (or 'problem'); its fields are {', '.join(record)}")
-    if "candidates" not in record:
-        raise SuiteError(f"{where}: it needs 'candidates', a list of texts or conversations")
-    try:
-        _CANDIDATES.validate_python(record["candidates"])
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, ("candidates", *first["loc"])))
-        raise SuiteError(f"{where}, field {place!r}: {first['msg']}") from None
-    gold = next((record[field] for field in _GOLD_FIELDS if field in record), None)
-    if gold is not None and not isinstance(gold, str | int | float):
-        raise SuiteError(f"{where}, field 'answer': {gold!r} must be a text or a number")
-    return LabelledCandidates(
-        name, question.strip(), record["candidates"], None if gold is None else read_gold(str(gold))
-    )

@@ -13,7 +13,7 @@ from api.cli.batch import _read_jobs
 from engine.quantization.calibration import _read_texts
 from engine.text.json_lines import NotUtf8, read_json_lines
 from prm.records import BadRecord, read_records
-from reasoner.evaluation.labelled_candidates import read_questions
+from reasoner.evaluation.logs.registry import read_questions
 from reasoner.evaluation.suites.files.registry import open_file
 from reasoner.evaluation.suites.suite import SuiteError
 

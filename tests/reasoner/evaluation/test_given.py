@@ -13,13 +13,13 @@ from reasoner.answers.spec import AnswerSpec, Compare
 from reasoner.answers.votes import group_equivalent
 from reasoner.evaluation.labelled_candidates import (
     RANKINGS_FILE,
-    LabelledCandidates,
     RankedQuestion,
     RankingFile,
     measure_rules,
     rank_questions,
-    read_questions,
 )
+from reasoner.evaluation.logs.log_format import LabelledCandidates
+from reasoner.evaluation.logs.registry import read_questions
 from reasoner.evaluation.runs import EvaluationMismatch
 from reasoner.evaluation.statistics import wilson_interval
 from reasoner.evaluation.suites.suite import SuiteError
