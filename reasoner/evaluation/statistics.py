@@ -104,13 +104,14 @@ def pass_at_n(n: int, samples: int, right: int) -> float:
 
 
 def wilson_interval(share: float, trials: float) -> tuple[float, float]:
-    """Return the 95 % score interval of a proportion (Wilson 1927)."""
+    """Return the 95 % score interval of a proportion (Wilson 1927), which contains the proportion also when rounded."""
     if trials == 0:
         return 0.0, 1.0
     centre = share + Z * Z / (2 * trials)
     spread = Z * math.sqrt(share * (1 - share) / trials + Z * Z / (4 * trials * trials))
     scale = 1 + Z * Z / trials
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    low, high = (centre - spread) / scale, (centre + spread) / scale
+    return min(share, max(0.0, low)), max(share, min(1.0, high))
 
 
 def clustered_wilson_interval(values: Values, runs: int) -> tuple[float, float]:

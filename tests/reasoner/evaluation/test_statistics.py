@@ -69,6 +69,14 @@ def test_the_interval_is_scipys_wilson_interval(successes: int, trials: int) -> 
     assert wilson_interval(successes / trials, trials) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_rounding_leaves_no_proportion_outside_of_its_interval(share: float) -> None:
+    """An error bar of a chart would have a negative length."""
+    for trials in range(1, 400):
+        low, high = wilson_interval(share, trials)
+        assert low <= share <= high
+
+
 def test_with_one_seed_and_no_resampling_the_clustered_interval_is_a_plain_wilson_interval() -> None:
     values = np.array([1.0] * 30 + [0.0] * 170)
     assert clustered_wilson_interval(values, 200) == pytest.approx(wilson_interval(0.15, 199), abs=1e-3)
