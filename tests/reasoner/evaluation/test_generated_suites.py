@@ -11,8 +11,9 @@ import pytest
 
 from reasoner.answers.equivalence import Equivalence
 from reasoner.evaluation import measure
-from reasoner.evaluation.measure import EvaluationContext
-from reasoner.evaluation.plan import EvaluationPlan, Stage, StrategyCase
+from reasoner.evaluation.measure import EvaluationContext, evaluate
+from reasoner.evaluation.plan import EvaluationPlan, Stage, StrategyCase, parse_cases, split_pooled_and_live
+from reasoner.evaluation.runs import RunFile, collect_runs
 from reasoner.evaluation.suites import tool_calls
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.registry import open_suite
@@ -20,7 +21,8 @@ from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.tool_specs import PythonTool
-from tests.scripted import ScriptedEngine
+from tests.reasoner.search.test_function_calls import FIRST, CallingEngine, write
+from tests.scripted import TEXTS, ScriptedEngine
 from tests.seeds import shift
 
 
@@ -133,6 +135,26 @@ def test_a_near_problem_shows_another_function_of_its_topic() -> None:
         (name, *_) = [call["name"] for call in json.loads(problem.answer)]
         rivals = [tool.name for tool in problem.tools if topics[tool.name] == topics[name] and tool.name != name]
         assert len(rivals) == (problem.level == "near")
+
+
+async def test_an_evaluation_counts_the_solutions_that_make_the_right_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine makes the expected call in every greedy solution, and another one in some samples."""
+    suite = open_suite("tools", limit=1)
+    (problem,) = suite.problems
+    (call,) = json.loads(problem.answer)
+    right = write((call["name"], json.dumps(call["arguments"], indent=1)))
+    texts = (right, write((problem.tools[0].name, "{}")), "I will see to it.")
+    for token, text in enumerate(texts, FIRST):
+        monkeypatch.setitem(TEXTS, token, text)
+    pooled, live = split_pooled_and_live(parse_cases("greedy,self_consistency"))
+    plan = EvaluationPlan("policy", pooled, live, (1, 8), (1,))
+    with RunFile({}) as file:
+        setting = await EvaluationContext.of(suite, plan, CallingEngine(*texts), None, Sampling(), 1)
+        await evaluate(setting, file, lambda stage, done, total: None)
+    runs = {(run.strategy, run.n): run for run in collect_runs(file.items)}
+    assert runs["greedy", 1].correct == 1.0
+    assert 0.0 < runs["pass@n", 1].correct < 1.0
+    assert runs["pass@n", 8].correct == 1.0
 
 
 def test_the_jobs_of_a_suite_have_its_functions_or_its_schema() -> None:
