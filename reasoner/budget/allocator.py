@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 INITIAL_SHARE = 0.25
 """Initial grant of each job, as a fraction of an equal share of the budget."""
@@ -53,8 +54,23 @@ class TokenRequest:
         return self.gain / self.tokens
 
 
+class Prospect(NamedTuple):
+    """What one more solution may bring."""
+
+    wrong: float
+    """Probability that the leading answer is wrong."""
+    chance: float
+    """Probability that a new solution is right then."""
+
+
 def expected_gain(samples: Sequence[tuple[str | None, float | None]], trust: float) -> float:
-    """Return the expected gain in the probability of a correct answer from one more solution.
+    """Return the expected gain in the probability of a correct answer from one more solution."""
+    wrong, chance = estimate_prospect(samples, trust)
+    return wrong * chance
+
+
+def estimate_prospect(samples: Sequence[tuple[str | None, float | None]], trust: float) -> Prospect:
+    """Return the two factors of the expected gain in the probability of a correct answer from one more solution.
 
     It is the probability that the leading answer is wrong times the probability that a new solution is then right.
     Solutions that agree count as independent evidence, each weighted by its score up to ``trust``, or 1/2 without a
@@ -69,7 +85,7 @@ def expected_gain(samples: Sequence[tuple[str | None, float | None]], trust: flo
             prob_wrong[answer] = prob_wrong.get(answer, 1.0) * (1.0 - min(trust, 0.5 if score is None else score))
     for answer, wrong in prob_wrong.items():
         if wrong <= 0.0:
-            return 0.0  # a conclusive verdict: nothing to gain
+            return Prospect(0.0, 0.0)  # a conclusive verdict: nothing to gain
         odds[answer] = 1.0 / wrong - 1.0
     leader = max(odds, key=lambda answer: odds[answer], default=None)
     prob_leader = 0.0 if leader is None else odds[leader] / (1.0 + sum(odds.values()))
@@ -77,7 +93,7 @@ def expected_gain(samples: Sequence[tuple[str | None, float | None]], trust: flo
         0.5 if score is None else score for answer, score in samples if answer is not None and answer != leader
     ]
     num_others = sum(1 for answer, _ in samples if answer is None or answer != leader)
-    return (1.0 - prob_leader) * (sum(other_scores) + 1.0) / (num_others + 2.0)
+    return Prospect(1.0 - prob_leader, (sum(other_scores) + 1.0) / (num_others + 2.0))
 
 
 def initial_grant(budget: int, num_jobs: int) -> int:

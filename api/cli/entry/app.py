@@ -57,6 +57,10 @@ COMMANDS = {
     "calibrate": LazyCommand(
         "api.studies.calibrate:calibrate_suite", "Fit the table of the strategy auto for the configured models."
     ),
+    "contest": LazyCommand(
+        "api.studies.contest:run_contest",
+        "Solve a list of problems under shared tokens and a shared time, resumed after any kill.",
+    ),
     "models": LazyCommand(
         "api.cli.jobs:list_models", "List the models of a running service, with the settings of their jobs."
     ),
