@@ -22,6 +22,7 @@ from reasoner.evaluation import report
 from reasoner.evaluation.comparisons import Results
 from reasoner.evaluation.matched.plan import MatchedPlan, Quantity
 from reasoner.evaluation.measure import evaluate, is_incomplete
+from reasoner.evaluation.origin import describe_origin
 from reasoner.evaluation.plan import EvaluationPlan
 from reasoner.evaluation.runs import RUNS_FILE, collect_runs
 from reasoner.evaluation.suites.registry import BUNDLED, open_suite
@@ -131,15 +132,17 @@ def _evaluate_by_n(setting: EvalSetting, plan: EvaluationPlan) -> None:
     )
     failures = list_failures(Console(stderr=True), file)
     results = Results([run for run in collect_runs(file.items) if run.problem not in failures], plan)
+    command = shlex.join(["reasoner", *sys.argv[1:]])
     document = {
         "suite": setting.suite.name,
         "problems": len(results.problems),
         **results.document(),
         "left_out": [{"problem": problem, "error": reason} for problem, reason in failures.items()],
         "settings": conditions,
+        "origin": describe_origin(command),
     }
     if setting.out is not None:
-        report.write(setting.out, results, document, shlex.join(["reasoner", *sys.argv[1:]]))
+        report.write(setting.out, results, document, command)
     if setting.as_json:
         print_json(document)
     else:

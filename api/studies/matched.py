@@ -17,6 +17,7 @@ from reasoner.evaluation.matched.measure import BudgetTooSmall, MatchedContext, 
 from reasoner.evaluation.matched.plan import MatchedPlan
 from reasoner.evaluation.matched.results import MatchedResults
 from reasoner.evaluation.measure import Advance, EvaluationContext
+from reasoner.evaluation.origin import describe_origin
 from reasoner.evaluation.runs import RunFile, collect_runs
 
 
@@ -39,6 +40,7 @@ def evaluate_at_equal_budgets(setting: EvalSetting, plan: MatchedPlan) -> None:
         raise typer.BadParameter(str(error), param_hint="--budget") from None
     failures = list_failures(Console(stderr=True), file)
     results = MatchedResults([run for run in collect_runs(file.items) if run.problem not in failures], plan)
+    command = shlex.join(["reasoner", *sys.argv[1:]])
     document = {
         "suite": setting.suite.name,
         "problems": len(results.problems),
@@ -48,9 +50,10 @@ def evaluate_at_equal_budgets(setting: EvalSetting, plan: MatchedPlan) -> None:
         **results.document(),
         "left_out": [{"problem": problem, "error": reason} for problem, reason in failures.items()],
         "settings": conditions,
+        "origin": describe_origin(command),
     }
     if setting.out is not None:
-        report.write(setting.out, results, document, shlex.join(["reasoner", *sys.argv[1:]]))
+        report.write(setting.out, results, document, command)
     if setting.as_json:
         print_json(document)
     else:

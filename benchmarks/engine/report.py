@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.engine.measure import OURS, Measured, Plan, Row
 from benchmarks.engine.running import LeftOut
+from reasoner.evaluation.origin import name_processor
 
 # Okabe and Ito's colours: distinguishable with any kind of colour vision.
 _COLOURS = {
@@ -52,7 +53,7 @@ def document(plan: Plan, measured: Measured) -> dict[str, Any]:
 def machine(threads: int, measured: Measured) -> dict[str, Any]:
     """Return the machine's processor, versions, and its ceilings if they were measured."""
     about: dict[str, Any] = {
-        "processor": _processor(),
+        "processor": name_processor(),
         "cores": os.cpu_count(),
         "threads": threads,
         "system": platform.platform(),
@@ -173,12 +174,3 @@ def draw(document: dict[str, Any], path: Path) -> None:
 
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

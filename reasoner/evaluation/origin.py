@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+_ROOT = Path(__file__).parents[2]
 _GIT_SECONDS = 10.0
 
 
@@ -19,7 +20,7 @@ def describe_origin(command: str) -> dict[str, Any]:
         "command": command,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "version": version("reasoner"),
-        "commit": find_commit(Path(__file__).parent),
+        "commit": find_commit(_ROOT),
         "processor": name_processor(),
         "cores": os.cpu_count() or 1,
         "python": platform.python_version(),
@@ -27,7 +28,9 @@ def describe_origin(command: str) -> dict[str, Any]:
 
 
 def find_commit(folder: Path) -> str | None:
-    """Return the commit that is checked out around a folder, with ``-dirty`` after it if files were changed."""
+    """Return the commit that is checked out in a folder, with ``-dirty`` after it if files were changed."""
+    if not (folder / ".git").exists():  # an installed package may lie in a checkout of something else
+        return None
     try:
         told = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--exclude=*"],
@@ -37,7 +40,7 @@ def find_commit(folder: Path) -> str | None:
             timeout=_GIT_SECONDS,
             check=True,
         )
-    except (OSError, subprocess.SubprocessError):  # no git, or no checkout
+    except (OSError, subprocess.SubprocessError):  # no git, or no commit
         return None
     return told.stdout.strip() or None
 
