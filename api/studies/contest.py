@@ -46,7 +46,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class SolvingOptions:
-    """How each problem is solved."""
+    """The way in which each problem is solved."""
 
     strategy: Annotated[
         str | None,
@@ -231,7 +231,7 @@ def _run(
                 await engine.close()
             right = await check_answers(setting.problems, contest.outcomes, setting.modulo, suite)
             about = header | {"origin": describe_origin(command)}
-            return build_report(about, setting.problems, contest.outcomes, right, contest.elapsed)
+            return build_report(about, setting.problems, contest.outcomes, right=right, seconds=contest.elapsed)
 
         document = shutdown.run(solve())
     write_report(setting.folder, document)

@@ -55,7 +55,7 @@ class TokenRequest:
 
 
 class Prospect(NamedTuple):
-    """What one more solution may bring."""
+    """The prospects of one more solution."""
 
     wrong: float
     """Probability that the leading answer is wrong."""

@@ -14,8 +14,8 @@ from reasoner.answers.votes import Vote
 from reasoner.jobs.job import JobResult
 
 CSV_FILE, JSON_FILE = "answers.csv", "answers.jsonl"
-GUESS = "0"
-"""What is handed in for a problem without an answer where answers are whole numbers."""
+FALLBACK = "0"
+"""The answer that is handed in for a problem without one where answers are whole numbers."""
 _WHOLE = re.compile(r"\+?(\d[\d,]*)(?:\.0*)?")
 
 
@@ -54,7 +54,7 @@ def write_answers(folder: Path, answers: Iterable[Answer], modulo: int | None) -
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["id", "answer"])
     for each in answers:
-        writer.writerow([each.id, (GUESS if modulo is not None else "") if each.answer is None else each.answer])
+        writer.writerow([each.id, (FALLBACK if modulo is not None else "") if each.answer is None else each.answer])
         rows.append(json.dumps(asdict(each), ensure_ascii=False))
     for name, content in ((CSV_FILE, text.getvalue()), (JSON_FILE, "\n".join(rows) + "\n")):
         partial = folder / f"{name}.partial"

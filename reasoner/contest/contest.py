@@ -49,7 +49,7 @@ CLOCK_FILE = "clock.json"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a problem's search has ended."""
+    """The end of a problem's search."""
 
     id: str
     answer: str | None

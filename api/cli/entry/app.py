@@ -59,7 +59,7 @@ COMMANDS = {
     ),
     "contest": LazyCommand(
         "api.studies.contest:run_contest",
-        "Solve a list of problems under shared tokens and a shared time, resumed after any kill.",
+        "Solve a list of problems under shared tokens and a shared time, each with what its answer still gains.",
     ),
     "models": LazyCommand(
         "api.cli.jobs:list_models", "List the models of a running service, with the settings of their jobs."
