@@ -7,16 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from reasoner.evaluation.chart import COLOURS, GREY, MARKERS, label_lines, set_token_ticks
+from reasoner.evaluation.matched.page import AXES
 from reasoner.evaluation.matched.plan import Quantity
 from reasoner.evaluation.matched.results import MatchedRow
 from reasoner.evaluation.plan import CEILING, GREEDY
-
-AXES = {
-    Quantity.TOKENS: "tokens a problem, generated and verifier",
-    Quantity.SECONDS: "seconds a problem",
-    Quantity.FLOPS: "FLOPs a problem",
-    Quantity.COST: "cost of a problem",
-}
 
 
 def draw_pareto(rows: Sequence[MatchedRow], quantity: Quantity, title: str, path: Path) -> None:

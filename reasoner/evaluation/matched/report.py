@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from reasoner.evaluation.matched.chart import draw_pareto
+from reasoner.evaluation.matched.page import write_page
 from reasoner.evaluation.matched.results import CurvePoint, MatchedComparison, MatchedResults, MatchedRow
 from reasoner.evaluation.plan import CEILING
 from reasoner.evaluation.statistics import Estimate
 
 Cells = list[list[str]]
 INTERVAL = "95 % interval"
+HEADINGS = ("Strategies at each budget", "Differences", "Choices among the samples of one pool")
 
 ROW_NOTE = (
     "*Spent* is the mean of a problem, *of it* the share of the budget; a ★ marks the Pareto front: nothing else "
@@ -36,12 +38,25 @@ def write(folder: Path, results: MatchedResults, document: dict[str, Any], comma
     """Write the files. ``document`` is the output of ``--json``."""
     (folder / "results.json").write_text(json.dumps(document, indent=2) + "\n")
     title, conditions = describe_run(document)
+    tables = list(
+        zip(HEADINGS, (ROW_NOTE, COMPARISON_NOTE, CURVE_NOTE), *zip(*list_tables(results), strict=True), strict=True)
+    )
     parts = [f"    {command}", f"{title}; {conditions}."]
-    for note, (headings, rows) in zip((ROW_NOTE, COMPARISON_NOTE, CURVE_NOTE), list_tables(results), strict=True):
+    for _, note, headings, rows in tables:
         parts += [note, _format_markdown(headings, rows)]
     parts += [f"Left out: {item['problem']} ({item['error']})" for item in document["left_out"]]
     (folder / "table.md").write_text("\n\n".join(parts) + "\n")
     draw_pareto(results.rows(), results.plan.quantity, title, folder / "chart.png")
+    write_page(
+        folder / "report.html",
+        results,
+        [(heading, note.replace("*", ""), headings, rows) for heading, note, headings, rows in tables],
+        title=title,
+        conditions=conditions,
+        command=command,
+        origin={name: value for name, value in document["origin"].items() if name != "command"},
+        left_out=document["left_out"],
+    )
 
 
 def describe_run(document: dict[str, Any]) -> tuple[str, str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -219,7 +221,8 @@ async def test_the_files_show_every_strategy_at_every_budget_beside_its_spending
         "problems": 4,
         "matched": "tokens",
         **shown.document(),
-        "left_out": [],
+        "left_out": [{"problem": "<p>", "error": "too & long"}],
+        "origin": {"command": "reasoner eval", "processor": "<m>"},
         "settings": settings,
     }
     report.write(tmp_path, shown, document, "reasoner eval words")
@@ -231,3 +234,12 @@ async def test_the_files_show_every_strategy_at_every_budget_beside_its_spending
     table = (tmp_path / "table.md").read_text()
     assert all(f"| {name} | 900 |" in table for name in STRATEGIES.split(","))
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "report.html").read_text()
+    assert not re.search(
+        r"<script|<link|https?://|url\(|@import| src=| on\w+=", page
+    )  # nothing is loaded, nothing runs
+    assert page.count("<svg") == 2
+    assert all(f">{name}</text>" in page for name in (*STRATEGIES.split(","), "greedy", "maj@k", "pass@k"))
+    assert "&lt;p&gt;: too &amp; long" in page
+    assert "&lt;m&gt;" in page
+    ElementTree.fromstring(re.search(r"<svg.*?</svg>", page, re.DOTALL)[0])  # type: ignore[index]
