@@ -66,7 +66,7 @@ def draw_pareto(results: MatchedResults) -> Figure:
         "Accuracy against what was spent",
         AXES[quantity],
         "problems solved",
-        [
+        series=[
             Series(
                 CEILING_NAME if name == CEILING else name,
                 [Point(row.spent, row.accuracy, row.low, row.high, note=describe(row)) for row in rows],
@@ -74,7 +74,7 @@ def draw_pareto(results: MatchedResults) -> Figure:
             )
             for name, rows in lines.items()
         ],
-        sorted({(row.spent, row.accuracy) for rows in lines.values() for row in rows if row.is_on_front}),
+        front=sorted({(row.spent, row.accuracy) for rows in lines.values() for row in rows if row.is_on_front}),
     )
 
 
