@@ -126,6 +126,8 @@ class Family(StrictModel):
     curve: Curve
     confidence: Share
     """Probability at which ``auto`` stops if the job sets none."""
+    least_gain: Share = 0.0
+    """Probability that a better answer is new, below which ``auto`` stops."""
     bins: Annotated[list[Bin], Field(min_length=1, max_length=32)]
     check: Check
     common: Check
@@ -149,6 +151,8 @@ class Calibration(StrictModel):
     bins: Annotated[list[Bin], Field(min_length=1, max_length=32)]
     """Bins by increasing ``below``; the last one ends at 1."""
     reliability: Reliability
+    least_gain: Share = 0.0
+    """Probability that a better answer is new, below which ``auto`` stops (``novelty.compute_gain``)."""
     families: Annotated[list[Family], Field(max_length=256)] = Field(default_factory=list)
     """A table for each family of tasks, for jobs that name theirs."""
 
@@ -171,8 +175,8 @@ class Calibration(StrictModel):
         """Return the table of one family. Raises ``KeyError`` for a name that it does not have."""
         for family in self.families:
             if family.name == name:
-                parts = {"curve": family.curve, "confidence": family.confidence, "bins": family.bins, "families": []}
-                return self.model_copy(update=parts)
+                parts = {"curve": family.curve, "confidence": family.confidence, "bins": family.bins}
+                return self.model_copy(update=parts | {"least_gain": family.least_gain, "families": []})
         raise KeyError(name)
 
     def select_stages(self, confidence: float) -> list[StrategySpec]:

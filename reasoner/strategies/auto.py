@@ -15,6 +15,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from reasoner.answers.votes import group_equivalent
+from reasoner.confidence.calibration import Calibration
+from reasoner.confidence.novelty import compute_gain
 from reasoner.jobs.spec import StrategySpec
 from reasoner.search.search import Search
 from reasoner.strategies.answer_posterior import estimate_posterior, meets_confidence
@@ -57,7 +59,7 @@ def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
             },
         )
         for stage in plan:
-            if meets_confidence(search, choice) or search.is_budget_exhausted:
+            if meets_confidence(search, choice) or search.is_budget_exhausted or not _is_worth_more(table, choice):
                 break
             strategy = stages[stage.name]
             amount = stage.params | ({"n": min(params.n, stage.params["n"])} if "n" in stage.params else {})
@@ -67,6 +69,12 @@ def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
 
     supports = {Feature.CONSTRAINT, Feature.EARLY_STOP}
     return Strategy("auto", Auto, run=run, verifier=VerifierUse.OPTIONAL, decided_by=DecidedBy.VOTE, supports=supports)
+
+
+def _is_worth_more(table: Calibration | None, choice: Choice) -> bool:
+    """Return False if the table says that more samples are unlikely to bring a better answer."""
+    counts = [vote.count for vote in choice.votes]
+    return table is None or compute_gain(choice.confidence or 0.0, counts, choice.abstained or 0) >= table.least_gain
 
 
 async def sample_stepwise(search: Search, count: int) -> None:

@@ -18,6 +18,7 @@ from reasoner.evaluation.calibrate.fitting import (
     THOUGHTS,
     TREES,
     Measured,
+    Stages,
     fit_curve,
     gather,
     list_menu,
@@ -104,16 +105,21 @@ async def calibrate(
 
     table = _begin_table(command, suites, policy=policy, verifier=scores, curve=fit_curve(await run([pool], seed)))
     measured = await run(stages, seed + 1, table)  # the pool's seed would repeat the pool's solutions
-    worth, menu = max(WORTH, WORTH_SAMPLES * mean_cost(measured)), list_menu(stages)
+    return Calibration(**dict(table) | _fit(measured, list_menu(stages), name_families(suite.name for suite in suites)))
+
+
+def _fit(measured: Sequence[Measured], menu: Sequence[Stages], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of the table that are fitted; ``names`` are the families by suite."""
+    worth = max(WORTH, WORTH_SAMPLES * mean_cost(measured))
     common = fit_table(measured, menu, worth)
-    names = name_families(suite.name for suite in suites)
-    fitted = {
+    return {
         "bins": common.bins,
-        "confidence": common.confidence,
+        "curve": common.rule.curve,
+        "confidence": common.rule.confidence,
+        "least_gain": common.rule.least_gain,
         "families": fit_families(measured, menu, names, worth=worth, common=common),
         "reliability": reliability(fit_curve(measured[::2]), measured[1::2]),
     }
-    return Calibration(**dict(table) | fitted)
 
 
 def _begin_table(

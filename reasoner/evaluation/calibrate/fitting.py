@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reasoner.confidence.calibration import Bin, CalibrationError, Curve, Reliability
+from reasoner.confidence.novelty import compute_gain
 from reasoner.confidence.posterior import FEATURES, Evidence, compute_features
 from reasoner.evaluation.calibrate.trials import POOL, Candidate, Trial, get_stage_name
 from reasoner.jobs.spec import StrategySpec
@@ -76,6 +77,23 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True)
+class Rule:
+    """The rule by which ``auto`` chooses and stops."""
+
+    curve: Curve
+    confidence: float
+    least_gain: float = 0.0
+
+    def stops(self, candidates: Sequence[Candidate]) -> bool:
+        """Return True if the best answer is probable enough, or a better one is unlikely to be new."""
+        probability = _predict_best(self.curve, candidates)[0]
+        counts = Counter(candidate.answer for candidate in candidates)
+        silent = counts.pop(None, 0)
+        gain = compute_gain(probability, list(counts.values()), silent)
+        return probability >= self.confidence or gain < self.least_gain
+
+
+@dataclass(frozen=True, slots=True)
 class Tried:
     """The outcome of each list of stages on the problems of one bin of difficulty, whose upper edge is ``below``."""
 
@@ -98,13 +116,17 @@ def gather(trials: Iterable[Trial], pool_spec: StrategySpec = POOL) -> list[Meas
     return measured
 
 
-def fit_curve(problems: Sequence[Measured]) -> Curve:
+def fit_curve(problems: Sequence[Measured], *, uses_votes: bool = True) -> Curve:
     """Fit a logistic regression on every answer in every prefix of the pools, whose samples vote independently.
+
+    Without ``uses_votes`` the answer with the highest score is the most probable one.
 
     All suites have the same weight, as have all problems of a suite and all prefixes of a pool. Raises
     ``CalibrationError`` if no solution states an answer.
     """
     rows, right, weight = examples(problems)
+    if not uses_votes:
+        rows = rows * [not name.endswith("votes") for name in FEATURES]
     return Curve.model_validate(dict(zip(FEATURES, map(float, _fit_by_newton(rows, right, weight)), strict=True)))
 
 
@@ -148,11 +170,15 @@ def collect_silent(candidates: Sequence[Candidate]) -> list[Evidence]:
 
 
 def hide_repeated_scores(pool: Sequence[Candidate], scored: Iterable[str | None] = ()) -> list[Candidate]:
-    """Return samples as ``auto`` sees them: only the first of each answer not in ``scored`` has a score."""
+    """Return samples as ``auto`` sees them: only the first of each answer not in ``scored`` has a score.
+
+    Scores that cost nothing, read while the sample was decoded, are there anyway.
+    """
     seen = set(scored)
     samples = []
     for sample in pool:
-        samples.append(sample.model_copy(update={"score": None}) if sample.answer in seen else sample)
+        is_hidden = sample.answer in seen and sample.verified > 0
+        samples.append(sample.model_copy(update={"score": None}) if is_hidden else sample)
         seen.add(sample.answer)
     return samples
 
@@ -208,20 +234,11 @@ def mean_cost(problems: Sequence[Measured]) -> float:
     return sum(costs) / max(1, len(costs))
 
 
-def fit_stages(
-    problems: Sequence[Measured], curve: Curve, menu: Sequence[Stages], *, confidence: float, worth: float
-) -> list[Bin]:
-    """Return the bins, each with the most valuable stages of the menu."""
-    return choose_bins(problems, try_menu(problems, curve, menu, confidence), worth)
-
-
-def try_menu(problems: Sequence[Measured], curve: Curve, menu: Sequence[Stages], confidence: float) -> list[Tried]:
+def try_menu(problems: Sequence[Measured], rule: Rule, menu: Sequence[Stages]) -> list[Tried]:
     """Return the problems of each bin, by difficulty, and what each list of stages does on them."""
     return [
-        Tried(
-            below, members, [(stages, [simulate(one, stages, curve, confidence) for one in members]) for stages in menu]
-        )
-        for below, members in _group_by_difficulty(problems, curve)
+        Tried(below, members, [(stages, [simulate(one, stages, rule) for one in members]) for stages in menu])
+        for below, members in _group_by_difficulty(problems, rule.curve)
     ]
 
 
@@ -243,10 +260,10 @@ def choose_bins(problems: Sequence[Measured], tried: Sequence[Tried], worth: flo
     return bins
 
 
-def simulate_bins(problem: Measured, bins: Sequence[Bin], curve: Curve, confidence: float) -> Path:
+def simulate_bins(problem: Measured, bins: Sequence[Bin], rule: Rule) -> Path:
     """Simulate ``auto`` with the stages of the problem's bin."""
-    chance = _estimate_difficulty(problem, curve)
-    return simulate(problem, tuple(next(each.stages for each in bins if chance < each.below)), curve, confidence)
+    chance = _estimate_difficulty(problem, rule.curve)
+    return simulate(problem, tuple(next(each.stages for each in bins if chance < each.below)), rule)
 
 
 def choose_from_pool(problem: Measured) -> Path:
@@ -260,13 +277,13 @@ def choose_from_pool(problem: Measured) -> Path:
     return Path(bool(answered) and max(answered, key=lambda sample: votes[sample.answer]).right, tokens)
 
 
-def simulate(problem: Measured, stages: Stages, curve: Curve, confidence: float) -> Path:
+def simulate(problem: Measured, stages: Stages, rule: Rule) -> Path:
     """Simulate ``auto`` with these stages."""
     num_samples = min(PROBE, len(problem.pool))
     candidates = hide_repeated_scores(problem.pool[:num_samples])
     tokens = problem.head + _compute_cost(problem, candidates)
     for stage in stages:
-        if _predict_best(curve, candidates)[0] >= confidence:
+        if rule.stops(candidates):
             break
         if stage.name == "self_consistency":
             samples = problem.pool[num_samples : num_samples + stage.params["n"]]
@@ -278,7 +295,7 @@ def simulate(problem: Measured, stages: Stages, curve: Curve, confidence: float)
             more = trial.candidates
             tokens += trial.tokens - problem.head
         candidates += more
-    return Path(_predict_best(curve, candidates)[1], tokens)
+    return Path(_predict_best(rule.curve, candidates)[1], tokens)
 
 
 def _compute_cost(problem: Measured, samples: Sequence[Candidate]) -> float:

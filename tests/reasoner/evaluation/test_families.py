@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -116,7 +117,7 @@ def build_table(*accuracies: float) -> Calibration:
     return Calibration.model_validate(common | {"families": families})
 
 
-async def ask(table: Calibration | None, **strategy: str) -> MemoryJournal:
+async def ask(table: Calibration | None, **strategy: Any) -> MemoryJournal:
     journal = MemoryJournal()
     spec = build_spec({"problem": "how?", "strategy": {"name": "auto", "n": 4} | strategy, "seed": 1, "answer": "text"})
     await run_job(spec, ScriptedEngine(), journal, calibration=table)
@@ -147,3 +148,23 @@ async def test_an_unknown_family_is_refused_with_those_that_there_are(table: Cal
         await ask(table, family="f9")
     assert refused.value.field == "strategy.family"
     assert told in refused.value.message
+
+
+async def test_a_search_stops_where_a_better_answer_is_unlikely_to_be_new() -> None:
+    """The scripted engine's answers differ, so that only a high least gain stops it after the probe."""
+    voting = {"name": "self_consistency", "n": 2}
+    bins = [{"below": 1.0, "stages": [voting, voting, voting], "problems": 1, "accuracy": 0.5, "tokens": 1.0}]
+    sizes = []
+    for least_gain in (0.0, 1.0):
+        table = Calibration.model_validate(document(bins=bins, least_gain=least_gain, probe=2))
+        journal = await ask(table, n=16)
+        sizes.append(sum(entry.type == "node" and entry.data["parent"] == "" for entry in journal.entries))
+    assert sizes == [8, 2]
+
+
+def test_the_order_of_a_pool_is_chance_and_each_problem_counts_once_in_an_error() -> None:
+    problems = draw("votes", 20, 5, trusts_votes=True)
+    fitted = fit_table(problems, list_menu(TREES), WORTH)
+    told = check(fitted.held_out)
+    assert told.problems == 20
+    assert len(fitted.held_out) == 20 * 4

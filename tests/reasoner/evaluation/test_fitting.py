@@ -20,16 +20,18 @@ from reasoner.evaluation.calibrate.fitting import (
     TREES,
     VOTES,
     Measured,
+    Rule,
     _fit_by_newton,
     _logistic,
+    choose_bins,
     collect_evidence,
     examples,
     fit_curve,
-    fit_stages,
     hide_repeated_scores,
     list_menu,
     reliability,
     simulate,
+    try_menu,
 )
 from reasoner.evaluation.calibrate.trials import (
     POOL,
@@ -66,9 +68,9 @@ def measured(pool: list[Candidate], suite: str = "a", **trees: Trial) -> Measure
 
 def test_a_probe_costs_its_samples_one_score_per_answer_and_one_prefill_of_the_question() -> None:
     one = measured([candidate("1"), candidate("1"), candidate("2", right=True), candidate(None)])
-    path = simulate(one, (), FLAT, 0.95)
+    path = simulate(one, (), Rule(FLAT, 0.95))
     assert path.tokens == 20 + 2 * 10 + 1 * 7
-    further = simulate(one, VOTES[:2], FLAT, 0.95)
+    further = simulate(one, VOTES[:2], Rule(FLAT, 0.95))
     assert further.tokens == path.tokens + 2 * 10 + 1 * 7  # the third has a new answer, the fourth has not
 
 
@@ -77,10 +79,10 @@ def test_a_simulated_search_stops_at_its_confidence_and_counts_the_question_once
     found = trial("p", tree, [candidate("3", right=True, score=0.99)], tokens=300)
     one = Measured("a", (candidate("1"), candidate("2")), 20.0, 7.0, {tree: found})
     trusting = FLAT.model_copy(update={"score": 1.0})
-    assert simulate(one, (TREES[0],), trusting, 0.9) == simulate(one, (TREES[0], *VOTES), trusting, 0.9)
-    assert simulate(one, (TREES[0],), trusting, 0.9).right
-    assert simulate(one, (TREES[0],), trusting, 0.9).tokens == 20 + 2 * 10 + 2 * 7 + 280
-    assert simulate(one, (TREES[0],), trusting, 0.4).tokens == 20 + 2 * 10 + 2 * 7
+    assert simulate(one, (TREES[0],), Rule(trusting, 0.9)) == simulate(one, (TREES[0], *VOTES), Rule(trusting, 0.9))
+    assert simulate(one, (TREES[0],), Rule(trusting, 0.9)).right
+    assert simulate(one, (TREES[0],), Rule(trusting, 0.9)).tokens == 20 + 2 * 10 + 2 * 7 + 280
+    assert simulate(one, (TREES[0],), Rule(trusting, 0.4)).tokens == 20 + 2 * 10 + 2 * 7
 
 
 def test_one_candidate_per_answer_has_its_score() -> None:
@@ -132,7 +134,7 @@ def test_each_difficulty_gets_the_strategy_that_helps_it() -> None:
         }
         problems.append(Measured("a", tuple(pool), 20.0, 7.0, trees))
     curve = Curve(constant=-1.0, score=0.5, rival_score=0.0, votes=1.0, rival_votes=0.0)
-    hard, easy_bin = fit_stages(problems, curve, list_menu(TREES), confidence=0.99, worth=10_000)
+    hard, easy_bin = choose_bins(problems, try_menu(problems, Rule(curve, 0.99), list_menu(TREES)), worth=10_000)
     assert hard.stages == [TREES[0]]
     assert {stage.name for stage in easy_bin.stages} == {"self_consistency"}
     assert (hard.accuracy, easy_bin.accuracy, hard.problems, easy_bin.problems) == (1.0, 1.0, 20, 20)
