@@ -14,7 +14,7 @@ GSM8K_TOKENS = 200
 """Longest solution of a problem of GSM8K."""
 WITHOUT_VERIFIER = ("greedy", "self_consistency", "deepconf")
 WITH_VERIFIER = ("best_of_n", "weighted_vote", "beam", "dvts", "mcts", "auto")
-CALIBRATION_PROBLEMS = 100
+CALIBRATION_PROBLEMS = 60
 """Training problems of each task that the table of ``auto`` is fitted on."""
 
 

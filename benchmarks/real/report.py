@@ -45,8 +45,8 @@ class TaskResults:
         problems = list(dict.fromkeys(run.problem for run in runs))
         grouped: dict[tuple[str, int], list[Run]] = {}
         for run in runs:
-            strategy = AUTO if run.strategy.startswith(f"{AUTO}:") else run.strategy  # whatever its family
-            grouped.setdefault((strategy, run.n), []).append(run)
+            named = replace(run, strategy=AUTO) if run.strategy.startswith(f"{AUTO}:") else run  # whatever its family
+            grouped.setdefault((named.strategy, named.n), []).append(named)
         complete = {key: runs for key, runs in grouped.items() if len({run.problem for run in runs}) == len(problems)}
         self.scores = {key: ProblemScores(group, problems) for key, group in complete.items()}
         self.problems = len(problems)

@@ -32,7 +32,10 @@ _CLAIM = re.compile(
     r"(?P<folder>\S+) (?P<first>\S+)@(?P<n>\d+) (?P<sign>[<>~]) (?:(?P<other>\S+) )??(?P<second>[^\s@]+)"
     r"(?:@(?P<m>\d+))?(?: (?P<how>at equal tokens|in tokens))?"
 )
-_FULL_NAMES = {"real": "seven tasks of reasoning-gym"}
+_FULL_NAMES = {
+    "real": "seven tasks of reasoning-gym",
+    "real-families": "the same tasks, each with a table of its own",
+}
 
 Row = Mapping[str, Any]
 

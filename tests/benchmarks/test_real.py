@@ -97,7 +97,7 @@ def test_the_best_strategy_is_compared_with_greedy_and_corrected_for_the_choice(
                 ("self_consistency", 16): "1" + "0" * 9,
                 ("weighted_vote", 16): "1" * 10,
                 ("best_of_n", 16): "1" * 9 + "0",
-                ("auto", 16): "1" * 9 + "0",
+                ("auto:family=t", 16): "1" * 9 + "0",
                 ("pass@n", 16): "1" * 10,
             }
         ),
@@ -108,6 +108,8 @@ def test_the_best_strategy_is_compared_with_greedy_and_corrected_for_the_choice(
     assert (votes.strategy, votes.over) == ("weighted_vote at 16", "self_consistency at 16")
     assert votes.difference == pytest.approx(0.9)
     assert (auto.difference, auto.p) == (0.0, 1.0)
+    assert auto.strategy == "auto at 16"
+    assert "auto" in {row.strategy for row in results.rows}
     assert auto.tokens == pytest.approx(1.0)
 
 
