@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -104,16 +105,19 @@ class Contest:
         self.outcomes = {outcome.id: outcome for outcome in file.items}
         self.answers: dict[str, Answer] = {}
         self._engine, self._file, self._on_change = engine, file, on_change
-        folder = setting.folder / "journals"
-        folder.mkdir(parents=True, exist_ok=True)
+        # A contest with other settings, whose file of outcomes took the place of this one, has journals of its own.
+        settings = json.dumps(file.header, sort_keys=True).encode()
+        name = blake2b(settings, digest_size=8).hexdigest()
+        self._folder = setting.folder / "journals" / name
+        self._folder.mkdir(parents=True, exist_ok=True)
         self.journals = {
-            problem.id: FileJournal(folder / name_journal(problem.id), f"{file.run}-{problem.id}")
+            problem.id: FileJournal(self._folder / name_journal(problem.id), f"{name}-{problem.id}")
             for problem in setting.problems
         }
         taken = {id: journal.granted for id, journal in self.journals.items()}
         taken |= {id: outcome.tokens for id, outcome in self.outcomes.items()}
         self.pool = TokenPool(setting.tokens, len(setting.problems), taken)
-        self._earlier = _read_clock(setting.folder)
+        self._earlier = _read_clock(self._folder)
         self._started = time.monotonic()
         self._seen: dict[str, int] = {}
         self._specs = {problem.id: setting.build_spec(problem) for problem in setting.problems}
@@ -229,7 +233,7 @@ class Contest:
                 chosen = choose_answer(result, self.setting.modulo)
                 self.answers[problem.id] = Answer(problem.id, chosen, confidence, is_final=False)
         write_answers(self.setting.folder, self.answers.values(), self.setting.modulo)
-        clock = self.setting.folder / CLOCK_FILE
+        clock = self._folder / CLOCK_FILE
         partial = clock.with_suffix(".partial")
         partial.write_text(json.dumps({"seconds": self.elapsed}))
         partial.replace(clock)

@@ -46,15 +46,23 @@ def build_setting(folder: Path, seconds: float = 600.0, **more: Any) -> ContestS
     return ContestSetting(seconds=seconds, folder=folder, **about)
 
 
-async def solve(setting: ContestSetting, engine: EngineClient, header: dict[str, Any] | None = None) -> Contest:
+async def solve(
+    setting: ContestSetting,
+    engine: EngineClient,
+    header: dict[str, Any] | None = None,
+    stops_after: float | None = None,
+) -> Contest:
+    """Run a contest; after ``stops_after`` seconds it is cancelled, as by Ctrl-C."""
     with OutcomeFile({"contest": "test"} if header is None else header, setting.folder) as file:
         contest = Contest(setting, engine, file, lambda _: None)
-        await contest.run()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(stops_after):
+                await contest.run()
     return contest
 
 
 def read_journals(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (folder / "journals").iterdir()}
+    return {path.name: path.read_bytes() for path in (folder / "journals").rglob("*.jsonl")}
 
 
 def read_csv(folder: Path) -> list[list[str]]:
@@ -135,8 +143,12 @@ async def test_an_engine_that_hangs_does_not_keep_answers_past_the_end(
     assert any(row[1] for row in read_csv(tmp_path)[1:])
 
 
-async def test_the_time_of_earlier_attempts_counts(tmp_path: Path) -> None:
-    (tmp_path / "clock.json").write_text('{"seconds": 600.0}')
+async def test_the_time_of_earlier_attempts_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branch_runner, "ABORT_TIMEOUT_SECONDS", 0.1)
+    first = await solve(build_setting(tmp_path), HangingEngine(0), stops_after=0.2)
+    assert not first.outcomes
+    (clock,) = (tmp_path / "journals").rglob("clock.json")
+    clock.write_text('{"seconds": 600.0}')
     contest = await solve(build_setting(tmp_path), ScriptedEngine())
     assert contest.tokens == 0
     assert {outcome.reason for outcome in contest.outcomes.values()} == {"time"}
@@ -178,9 +190,16 @@ async def test_a_folder_of_another_contest_is_refused_and_left_alone(tmp_path: P
     assert read_csv(tmp_path) == before
 
 
+async def test_a_contest_that_is_begun_anew_finds_nothing_of_the_one_before(tmp_path: Path) -> None:
+    await solve(build_setting(tmp_path), ScriptedEngine(), {"tokens": 3000})
+    (tmp_path / OutcomeFile.name).unlink()
+    contest = await solve(build_setting(tmp_path, tokens=800), ScriptedEngine(), {"tokens": 800})
+    assert 0 < contest.tokens <= 800
+
+
 async def test_a_damaged_journal_is_refused_by_its_line(tmp_path: Path) -> None:
     await solve(build_setting(tmp_path), ScriptedEngine())
-    path = next((tmp_path / "journals").iterdir())
+    path = next((tmp_path / "journals").rglob("*.jsonl"))
     path.write_bytes(b"{}\n" + path.read_bytes())
     with pytest.raises(DamagedJournal, match="line 1: no entries"):
         FileJournal(path, "job")
