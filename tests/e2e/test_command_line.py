@@ -186,7 +186,7 @@ def test_a_long_temporary_folder_name_is_supported(
     ("arguments", "status", "message"),
     mostly_long(
         [
-            (("eval", "poems"), 2, "give countdown, words, arithmetic, a .jsonl file"),
+            (("eval", "poems"), 2, "give countdown, words, arithmetic, extraction"),
             (("eval", __file__ + ".jsonl"), 2, "No such file"),
             (("eval", "words", "--strategy", "mtcs"), 2, "known are greedy"),
             (("eval", "words", "--n", "0"), 2, "numbers from 1 to 4096"),
